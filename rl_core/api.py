@@ -26,7 +26,7 @@ import secrets
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -147,7 +147,7 @@ def train(
     from rl_core.rewards.scoring import CalledRewards, refusal
     from rl_core.runs.lock import started
 
-    config = _config(problems, reward, steps, dict(settings or {}), run_id, Path(root))
+    config = _config(problems, reward, steps, settings or {}, run_id, Path(root))
     if processes == "this":
         _refuse_processes(config)
     scorer = CalledRewards(config.env, reward, config.reward) if callable(reward) else None
@@ -169,7 +169,7 @@ def _config(
     problems: object,
     reward: object,
     steps: int,
-    settings: dict[str, Any],
+    settings: Mapping[str, Any],
     run_id: str | None,
     root: Path,
 ) -> RunConfig:
@@ -177,17 +177,24 @@ def _config(
     from rl_core.runs.run_folder import FROM_PYTHON
 
     env, of_data = _source(problems, root)
-    given = {**_DEFAULTS, "trainer.total_steps": steps, "trainer.total_epochs": max(steps, 1)}
-    given |= {"trainer.save_freq": steps, "trainer.test_freq": max(1, steps // 4)}
-    given |= {"run_id": run_id or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"}
-    given |= {"storage.root": str(root), "preset": FROM_PYTHON, "env.name": env} | of_data
-    if reward is not None and not callable(reward):
-        given["env.reward"] = reward
-    given |= settings
-    batch = given.setdefault("data.train_batch_size", _LARGEST_BATCH)
-    given.setdefault("actor.mini_batch_size", batch)
+    values = {
+        **_DEFAULTS,
+        "trainer.total_steps": steps,
+        "trainer.total_epochs": max(steps, 1),
+        "trainer.save_freq": steps,
+        "trainer.test_freq": max(1, steps // 4),
+        "run_id": run_id or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}",
+        "storage.root": str(root),
+        "preset": FROM_PYTHON,
+        "env.name": env,
+        **of_data,
+        **({} if reward is None or callable(reward) else {"env.reward": reward}),
+        **settings,
+    }
+    batch = values.setdefault("data.train_batch_size", _LARGEST_BATCH)
+    values.setdefault("actor.mini_batch_size", batch)
     tree: dict[str, Any] = {}
-    for key, value in given.items():
+    for key, value in values.items():
         section, _, name = key.rpartition(".")
         (tree.setdefault(section, {}) if section else tree)[name] = value
     try:
@@ -271,11 +278,10 @@ def _of_rows(rows: Rows, root: Path) -> dict[str, Any]:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
     held_out = max(1, min(128, len(rows) // 8))
-    batch = min(_LARGEST_BATCH, len(rows) - held_out)
     return {
         "data.train_files": [str(file)],
         "data.test_size": held_out,
-        "data.train_batch_size": batch,
+        "data.train_batch_size": min(_LARGEST_BATCH, len(rows) - held_out),
     }
 
 
@@ -310,10 +316,8 @@ def _train(
         from rl_core.workers.in_process import InProcess
 
         workers = InProcess(config, model_path, resume_from, policy_version)
-        try:
+        with closing(workers.engines):
             yield cast("Workers", workers)
-        finally:
-            workers.engines.close()
 
     with tqdm(total=config.trainer.total_steps, unit="step", desc=run.run_id) as bar:
 
@@ -326,7 +330,7 @@ def _train(
                 run.update(**{f"accuracy_{end}": metrics["val/accuracy"]})
             run.update(steps=step)
 
-        training = Training(
+        return Training(
             config,
             run,
             data=data,
@@ -335,8 +339,7 @@ def _train(
             logger=_logger,
             rewards=scorer,
             start_workers=None if in_ray else cast(Any, start),
-        )
-        return training.train()
+        ).train()
 
 
 @contextmanager
@@ -359,5 +362,9 @@ def _recorded(run: RunFolder) -> Iterator[None]:
         reason = f"{type(error).__name__}: {error}"
         raise
     finally:
-        seconds = {"train": time.monotonic() - start}
-        run.update(status=status, reason=reason, finished_at=utc_now(), timings_s=seconds)
+        run.update(
+            status=status,
+            reason=reason,
+            finished_at=utc_now(),
+            timings_s={"train": time.monotonic() - start},
+        )

@@ -126,8 +126,11 @@ class TrainBatch:
 
     def to(self, device: torch.device) -> TrainBatch:
         """Returns the batch on a device."""
-        tensors = {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
-        moved: dict[str, Any] = {n: x.to(device, non_blocking=True) for n, x in tensors.items()}
+        moved: dict[str, Any] = {
+            name: value.to(device, non_blocking=True)
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor)
+        }
         return replace(self, **moved)
 
 
@@ -191,11 +194,9 @@ def micro_batches(
     rows.sort(key=lambda row: -row[1] - row[2])
     batches = _packed(rows, budget_tokens, share_prompts=share_prompts)
     if share_prompts:
-        place: dict[int, int] = {}
-        for row in rows:
-            place.setdefault(row[3], len(place))
-        by_group = sorted(rows, key=lambda row: place[row[3]])
-        shared = _packed(by_group, budget_tokens, share_prompts=True)
+        place = {group: i for i, group in enumerate(dict.fromkeys(row[3] for row in rows))}
+        rows.sort(key=lambda row: place[row[3]])
+        shared = _packed(rows, budget_tokens, share_prompts=True)
         if sum(size for _, size in shared) < sum(size for _, size in batches):
             batches = shared
     return [(torch.tensor(numbers, device="cpu"), size) for numbers, size in batches]
@@ -249,8 +250,9 @@ def mini_batches(group_ids: Tensor, num_groups: int) -> list[Tensor]:
     The last mini-batch may hold fewer groups.
     """
     seen: dict[int, int] = {}
-    places = [seen.setdefault(group, len(seen)) for group in group_ids.tolist()]
-    ranks = torch.tensor(places, device="cpu")
+    ranks = torch.tensor(
+        [seen.setdefault(group, len(seen)) for group in group_ids.tolist()], device="cpu"
+    )
     return [
         torch.nonzero((ranks >= first) & (ranks < first + num_groups)).squeeze(-1)
         for first in range(0, len(seen), num_groups)

@@ -98,8 +98,7 @@ def allocation_in_words(error: BaseException) -> str:
 
 def first_line(error: BaseException) -> str:
     """Returns the first line of an error's message, or its class's name if it has no message."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def last_line(error: BaseException) -> str:
@@ -109,9 +108,7 @@ def last_line(error: BaseException) -> str:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Returns whether `error` is one that a library raises when memory runs out."""
-    if isinstance(error, MemoryError) or any(
-        kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__
-    ):
-        return True
+    is_named_so = any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
     message = str(error).lower()
-    return any(words in message for words in _MEMORY_WORDS)
+    says_so = any(words in message for words in _MEMORY_WORDS)
+    return isinstance(error, MemoryError) or is_named_so or says_so

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -63,7 +63,7 @@ class Evaluator:
     def problem_set(self) -> str:
         """A digest of all test problems: their prompts and their right answers."""
         texts = [(problem.messages, problem.ground_truth) for problem in self.problems]
-        return hashlib.sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()
+        return _digest(texts)
 
     @property
     def asked(self) -> list[Problem]:
@@ -80,12 +80,11 @@ class Evaluator:
             if evaluation[name] == EvaluationConfig.model_fields[name].default:
                 del evaluation[name]
         reward = self.config.env.reward
-        env = self.config.env.model_dump(mode="json")
-        if self.config.env.max_turns == 1:
-            del env["max_turns"]  # rows kept before there were turns stay valid
+        # Rows kept before there were turns stay valid.
+        left_out = {"max_turns"} if self.config.env.max_turns == 1 else set()
         return ({"reward_source": [*map(code_digest, reward)]} if reward else {}) | {
             "version": EVALUATION_VERSION,
-            "env": env,
+            "env": self.config.env.model_dump(mode="json", exclude=left_out),
             "evaluation": evaluation,
             "max_response_length": self.config.data.max_response_length,
             "engine": self.config.rollout.engine,
@@ -104,9 +103,9 @@ class Evaluator:
         If its settings can no longer be read, the run's first evaluation counts as its own.
         """
         try:
-            data = run.read().data or self.data
             of_the_run = Evaluator(
-                RunConfig.model_validate(read_settings(run.path)), Path(data)
+                RunConfig.model_validate(read_settings(run.path)),
+                Path(run.read().data or self.data),
             ).evaluation
         except (OSError, ValueError, TypeError):
             return run.evaluations.own() is None
@@ -152,15 +151,15 @@ class Evaluator:
             problems: Sequence[Problem],
         ) -> list[Completion]:
             longest = self.config.data.max_response_length
-            sampling = self.config.evaluation.sampling(longest, mode)
             turns = TurnTaking(self.config.env, decode, encode, rewards.toolbox, form)
-            stream = turns.play(
-                lambda some, how: enumerate(engines.generate(some, how)),
-                requests,
-                sampling,
-                problems,
+            return in_order(
+                turns.play(
+                    lambda some, how: enumerate(engines.generate(some, how)),
+                    requests,
+                    self.config.evaluation.sampling(longest, mode),
+                    problems,
+                )
             )
-            return in_order(stream)
 
         env = self.config.env
         strict, lenient = strict_and_lenient(env)
@@ -240,5 +239,5 @@ def ask_trained(
         run.update(timings_s={"evaluate": time.monotonic() - start})
 
 
-def _digest(facts: Mapping[str, Any]) -> str:
+def _digest(facts: object) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -27,12 +27,12 @@ _EXTRA_INFO = pa.struct(
 
 def dataset_schema(
     truth: pa.DataType = pa.string(),  # noqa: B008  # a type, which nothing changes
-    own: Sequence[tuple[str, pa.DataType]] = (),
+    columns: Sequence[tuple[str, pa.DataType]] = (),
 ) -> pa.Schema:
-    """Returns an env's `own` columns, then verl's; `truth` is the type of the ground truth."""
+    """Returns an env's `columns`, then verl's; `truth` is the type of the ground truth."""
     return pa.schema(
         [
-            *own,
+            *columns,
             ("data_source", pa.string()),
             ("prompt", pa.list_(_MESSAGE)),
             ("ability", pa.string()),

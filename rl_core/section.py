@@ -6,7 +6,6 @@ from typing import Annotated, Any, Final
 from pydantic import (
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ValidationInfo,
     field_validator,
@@ -41,10 +40,8 @@ def rule(mistakes: Callable[[Any], Iterator[str]]) -> Any:
     return model_validator(mode="after")(check)
 
 
-class Section(BaseModel):
+class Section(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """A frozen group of settings that refuses unknown keys, and numbers no library could hold."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @field_validator("*")
     @classmethod

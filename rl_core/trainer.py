@@ -60,9 +60,10 @@ class GapWatch:
 
     def check(self, step: int, metrics: dict[str, float]) -> None:
         """Checks a step's metrics, unless tokens are stale: these differ for another reason."""
-        gap, limit = metrics["rollout/logprob_gap_mean"], _NORMAL_GAP[self.dtype]
-        is_stale = metrics.get("rollout/staleness_max")
-        if gap > limit and not is_stale and step >= self.next_step:
+        gap = metrics["rollout/logprob_gap_mean"]
+        limit = _NORMAL_GAP[self.dtype]
+        is_fresh = not metrics.get("rollout/staleness_max")
+        if gap > limit and is_fresh and step >= self.next_step:
             self.next_step = step + 100
             _logger.warning(
                 "step %d: rollout and learner disagree by %.2g nats per token, %s explains %.2g: "
@@ -114,24 +115,22 @@ class Trainer:
 
     def train(self, start_step: int) -> int:
         """Trains to the end, or until an observer stops it; returns the last step done."""
-        config, run, workers, saves = self.config, self.run, self.workers, self.saves
-        last_step = self.order.last_step(
-            total_epochs=config.trainer.total_epochs, total_steps=config.trainer.total_steps
-        )
-        observers, gap_watch = all_of(self.observers), GapWatch(config.compute_dtype)
+        last_step = self.order.last_step(self.config.trainer)
+        observers = all_of(self.observers)
+        gap_watch = GapWatch(self.config.compute_dtype)
         ahead = RolloutsAhead(self._collect)
-        metrics, saved = dict[str, float](), StepClock()
+        metrics = dict[str, float]()
+        clock = StepClock()
         if start_step == 0:
             try:
                 with self.interruptible():
-                    metrics = self.test(0) | workers.engines.end_step()
+                    metrics = self.test(0) | self.workers.engines.end_step()
             except StopAsked:
                 return 0
-            run.metrics.append(0, metrics)
+            self.run.metrics.append(0, metrics)
             observers.on_step(0, last_step, metrics)
         for step in range(start_step + 1, last_step + 1):
-            clock, saved = saved, StepClock()  # a save that is waited for counts in the next step
-            is_saving = step % config.trainer.save_freq == 0 or step == last_step
+            is_saving = step % self.config.trainer.save_freq == 0 or step == last_step
             with clock("step"):
                 try:
                     with self.interruptible():
@@ -139,10 +138,10 @@ class Trainer:
                 except StopAsked:
                     return self._leave(step - 1, start_step, metrics)
                 # Not across a checkpoint: a resume has only what the checkpoint holds.
-                if config.rollout.staleness and not is_saving:
+                if self.config.rollout.staleness and not is_saving:
                     ahead.begin(step + 1)
                 with self.waits.on("update", f"step {step}", "learner"):
-                    learned, per_rollout = workers.learn(collected.rollouts, step)
+                    learned, per_rollout = self.workers.learn(collected.rollouts, step)
                 metrics = collected.metrics | learned
                 gap_watch.check(step, metrics)
                 with suppress(StopAsked):
@@ -150,13 +149,14 @@ class Trainer:
                 is_last = observers.wants_stop()
                 if is_saving or is_last:
                     with clock("save_checkpoint"):
-                        saves.snapshot()
+                        self.saves.snapshot()
             metrics |= clock.seconds | {"epoch": self._epoch(step)} | observers.measure()
             metrics |= per_token_ms(metrics, collected.rollouts)
             # Logs first: no checkpoint is ahead of them, and a resume cuts rows after its own.
             self._log(step, metrics, collected.rollouts, per_rollout)
+            clock = StepClock()  # a save that is waited for counts in the next step
             if is_saving or is_last:
-                self._write_checkpoint(step, metrics, saved)
+                self._write_checkpoint(step, metrics, clock)
             observers.on_step(step, last_step, metrics)
             if is_last:
                 return step
@@ -169,18 +169,18 @@ class Trainer:
 
         Raises StopAsked only while they still generate, before they get the update.
         """
-        config, workers, metrics = self.config, self.workers, dict[str, float]()
-        is_testing = step % config.trainer.test_freq == 0 or is_last
+        metrics = dict[str, float]()
+        is_testing = step % self.config.trainer.test_freq == 0 or is_last
         with clock("sync"):
             # A stop must not skip a test that is due: a resume would not do it.
             may_end = ahead.is_collecting() and not is_testing
             with self.interruptible() if may_end else nullcontext():
                 ahead.finish()
-            workers.sync_weights(step)
+            self.workers.sync_weights(step)
         if is_testing:
             with clock("testing"):
-                metrics |= self.test(step)
-        return metrics | workers.engines.end_step()
+                metrics = self.test(step)
+        return metrics | self.workers.engines.end_step()
 
     def _leave(self, step: int, start_step: int, metrics: Mapping[str, float]) -> int:
         """Saves the state after `step`, unless that is saved already, and returns the step."""
@@ -216,16 +216,14 @@ class Trainer:
         """Returns the rollouts of a step's problems; must be called for the steps in order."""
         chooser = self.curriculum or self.order
         collector = Collector(
-            self.config,
-            self.inputs.train,
-            self.workers.engines.stream,
-            self._turns,
-            self.rewards,
+            self.config, self.inputs.train, self.workers.engines.stream, self._turns, self.rewards
         )
-        chosen = chooser.choose(step)
-        collected = collector.collect(chosen, step, spares=chooser.spares, clock=clock)
-        limit = self.config.rollout.staleness
-        metrics = collected.metrics | staleness_metrics(collected.rollouts, step, limit=limit)
+        collected = collector.collect(
+            chooser.choose(step), step, spares=chooser.spares, clock=clock
+        )
+        metrics = collected.metrics | staleness_metrics(
+            collected.rollouts, step, limit=self.config.rollout.staleness
+        )
         if self.curriculum is not None:
             metrics |= self.curriculum.observe(step, collected.num_correct)
         return replace(collected, metrics=metrics)
@@ -233,8 +231,9 @@ class Trainer:
     @property
     def _turns(self) -> TurnTaking:
         inputs = self.inputs
-        toolbox = self.rewards.toolbox
-        return TurnTaking(self.config.env, inputs.decode, inputs.encode, toolbox, inputs.tool_form)
+        return TurnTaking(
+            self.config.env, inputs.decode, inputs.encode, self.rewards.toolbox, inputs.tool_form
+        )
 
     def test(self, step: int) -> dict[str, float]:
         """Returns `val/*`, means over the responses that count; `held_out/` keeps the first ones.

@@ -100,10 +100,7 @@ class Training:
         checkpoint = checkpoint_to_resume(run, logger.warning)
         start_step = checkpoint.step if checkpoint else 0
         order = _problem_order(self.config, len(inputs.train), start_step, checkpoint, logger)
-        last_step = order.last_step(
-            total_epochs=self.config.trainer.total_epochs,
-            total_steps=self.config.trainer.total_steps,
-        )
+        last_step = order.last_step(self.config.trainer)
         if checkpoint is not None and start_step >= last_step:
             logger.info("training was already finished at step %d", start_step)
             merge_latest_and_best(self.config, run, logger)
@@ -113,8 +110,9 @@ class Training:
         check_same_code(run, self.config, goes_on=checkpoint is not None)
         if self.rewards is not None:
             run.update(own_code=run.read().own_code | {CALLED_REWARD: ""})
-        known = run.read().teacher if checkpoint else {}
-        config = with_teacher(self.config, self.model_path, logger.warning, known)
+        config = with_teacher(
+            self.config, self.model_path, logger.warning, run.read().teacher if checkpoint else {}
+        )
         if (named := self.config.teacher.path) is not None:
             run.update(teacher={named: str(config.teacher.path)})
         run.cut_after(start_step)
@@ -145,21 +143,22 @@ class Training:
         begin = "training continues after step %d" if checkpoint else "training starts (step %d)"
         self.logger.info(begin, start_step)
         curriculum = load_curriculum(config, self.data, start_step, resume_from)
-        rewards = self.rewards
         waits = self.waits or Waits(run.path / OF_TRAINING)
         start_workers = self.start_workers or partial(self._start_in_ray, waits)
         with (
             waits.written(),
             HostMemory(config, run) as host_memory,
             start_rewards(config.env, config.reward)
-            if rewards is None
-            else nullcontext(rewards) as scorer,
+            if self.rewards is None
+            else nullcontext(self.rewards) as scorer,
             wandb_tracking(config, run.path),
             TensorBoardTracker(config, run.path, start_step) as tensorboard,
             start_workers(config, resume_from, start_step) as workers,
             StopSignals(config.trainer.stop_grace_s) as signals,
         ):
-            _say_started(run, waits, start_step, self.logger)
+            waits.step_done(start_step)
+            self.logger.info("started in %s", startup_in_words(waits.startup_s))
+            run.note_startup(waits.startup_s)
             observers = (
                 StepObserver(on_step=lambda step, _, metrics: log_out_of_memory(step, metrics)),
                 StepObserver(measure=lambda: {"disk/free_gib": run.free_gib()}),
@@ -261,8 +260,9 @@ def _problem_order(
     config: RunConfig, num_problems: int, step: int, checkpoint: Checkpoint | None, logger: Log
 ) -> ProblemOrder:
     """Returns the order of the problems after a checkpoint; warns if data or seed have changed."""
-    folder = checkpoint.path / RESUME_FOLDER if checkpoint else None
-    place = read_place(config, num_problems, folder)
+    place = read_place(
+        config, num_problems, checkpoint.path / RESUME_FOLDER if checkpoint else None
+    )
     if place.num_problems != num_problems:
         logger.warning(
             "the data set has %d problems, and had %d when the checkpoint was saved: pass %d over "
@@ -280,12 +280,6 @@ def _problem_order(
             place.seed,
         )
     return ProblemOrder(place, config.data.train_batch_size)
-
-
-def _say_started(run: RunFolder, waits: Waits, step: int, logger: Log) -> None:
-    waits.step_done(step)
-    logger.info("started in %s", startup_in_words(waits.startup_s))
-    run.note_startup(waits.startup_s)
 
 
 def _say_stopped(run: RunFolder, budget: BudgetLimit, step: int, logger: Log) -> None:

@@ -113,8 +113,8 @@ def ppo_policy_loss(
     Source: PPO (arXiv:1707.06347), equation 7; clip-higher: DAPO (arXiv:2503.14476), equation 10;
         dual clip: Ye et al. 2019 (arXiv:1912.09729), equation 5.
     """
-    advantages, log_ratio = given.advantages, given.log_ratio
-    ratio = _exp(log_ratio)
+    advantages = given.advantages
+    ratio = _exp(given.log_ratio)
     plain = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - clip_eps_low, 1 + clip_eps_high)
     loss = plain.maximum(clipped)

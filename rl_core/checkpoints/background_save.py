@@ -55,7 +55,8 @@ class BackgroundSave:
     ) -> None:
         self._kept = kept
         self._run_folder = run_folder
-        self._take, self._write = take, write
+        self._take = take
+        self._write = write
         self._min_free_bytes = min_free_bytes
         self._after_save = after_save
         self._base_sha256 = base_sha256
@@ -106,7 +107,8 @@ class BackgroundSave:
             _logger.error("the last save failed as well (%s)", last_line(failure))
 
     def _wait(self) -> None:
-        pending, self._pending = self._pending, None
+        pending = self._pending
+        self._pending = None
         if pending is not None:
             pending.result()
 
@@ -122,8 +124,7 @@ class BackgroundSave:
                     raise
                 _logger.warning("the disk filled up while step %d was saved", step)
                 none_but_needed = CheckpointsConfig(keep_last=0, quota_bytes=1)
-                decisions = self._prune(none_but_needed, self._size_bytes)
-                if all(decision.keep for decision in decisions):
+                if all(one.keep for one in self._prune(none_but_needed, self._size_bytes)):
                     raise
                 folder = self._save_checkpoint(step, accuracy, score)
             self._prune(self._kept)

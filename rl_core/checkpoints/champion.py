@@ -8,7 +8,7 @@ How a checkpoint becomes champion is in `rl_core.evaluation.promotion`.
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from rl_core.checkpoints.manifest import MANIFEST, model_digest
 from rl_core.config.operations import protocol_of
@@ -16,10 +16,9 @@ from rl_core.system.plain_files import read_json
 from rl_core.system.words import in_one_line
 
 
-class Contender(BaseModel):
+class Contender(BaseModel, frozen=True, extra="forbid"):
     """An evaluated checkpoint that is, was or may become champion."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     run_id: str
     step: int
     checkpoint: str
@@ -52,10 +51,9 @@ class PromotedContender(Contender):
     """What it was better than, with the numbers of the test."""
 
 
-class Champion(BaseModel):
+class Champion(BaseModel, frozen=True, extra="forbid"):
     """The content of a champion's file."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     env: str
     problems: str
     """Digest of all test problems, which also names the file."""

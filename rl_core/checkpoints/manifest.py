@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from io import BufferedReader
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, Field, field_validator
 
 from rl_core.system.atomic import write_text_atomically
 from rl_core.system.model_folder import CHECKPOINT_MANIFEST, INDEX
@@ -20,10 +20,9 @@ RESUME_FOLDER = "trainer/"
 """What an exact resume needs besides the model."""
 
 
-class ManifestFile(BaseModel):
+class ManifestFile(BaseModel, frozen=True):
     """One file of a checkpoint, as it was written."""
 
-    model_config = ConfigDict(frozen=True)
     path: str
     """Relative to the checkpoint's folder, with forward slashes, and below it."""
     bytes: int
@@ -38,10 +37,9 @@ class ManifestFile(BaseModel):
         return path
 
 
-class Manifest(BaseModel):
+class Manifest(BaseModel, frozen=True, allow_inf_nan=False):
     """The content of `checkpoint.json`."""
 
-    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
     step: int = Field(ge=0)
     accuracy: float | None
     """Held-out accuracy that chooses `best`; None if it was not measured."""
@@ -93,9 +91,9 @@ def add_to_manifest(folder: Path, names: Iterable[str]) -> None:
 
 
 def _described(folder: Path, path: Path) -> ManifestFile:
+    name = path.relative_to(folder).as_posix()
     with path.open("rb") as content:
-        name, size = path.relative_to(folder).as_posix(), path.stat().st_size
-        return ManifestFile(path=name, bytes=size, crc32=_crc32(content))
+        return ManifestFile(path=name, bytes=path.stat().st_size, crc32=_crc32(content))
 
 
 def read_manifest(checkpoint: Path) -> Manifest | str:
@@ -163,9 +161,9 @@ def model_digest(folder: Path) -> str:
 
 
 def _crc32(content: BufferedReader, *, from_disk: bool = False) -> str:
-    buffer, checksum = memoryview(bytearray(2**20)), 0
+    checksum = 0
     if from_disk:
         os.posix_fadvise(content.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    while size := content.readinto(buffer):
-        checksum = zlib.crc32(buffer[:size], checksum)
+    while part := content.read(2**20):
+        checksum = zlib.crc32(part, checksum)
     return f"{checksum:08x}"

@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from rl_core.checkpoints.manifest import (
@@ -132,7 +133,8 @@ def reading_latest(run_folder: Path) -> Iterator[Checkpoint | None]:
                 held.enter_context(reading(path))
             except FileNotFoundError:  # pruned a moment ago
                 continue
-            manifest, damage = read_manifest(path), find_damage(path)
+            manifest = read_manifest(path)
+            damage = find_damage(path)
             if damage is None and isinstance(manifest, Manifest):
                 yield _as_checkpoint(path, manifest)
                 return
@@ -158,13 +160,9 @@ def reading_sound(folder: Path) -> Iterator[None]:
 
 def find_damaged(run_folder: Path, newest: Checkpoint | None) -> dict[Path, str]:
     """Returns what is wrong with each damaged checkpoint after `newest`, which `latest` skipped."""
-    found = dict[Path, str]()
-    for path in reversed(_step_folders(run_folder)):
-        if newest is not None and path == newest.path:
-            break
-        if (damage := find_damage(path)) is not None:
-            found[path] = damage
-    return found
+    sound = None if newest is None else newest.path
+    newer = takewhile(lambda path: path != sound, reversed(_step_folders(run_folder)))
+    return {path: damage for path in newer if (damage := find_damage(path)) is not None}
 
 
 def best(run_folder: Path) -> Checkpoint | None:

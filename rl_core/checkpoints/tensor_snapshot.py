@@ -73,8 +73,7 @@ class SnapshotMemory:
             for target, source in blocks[part::_PARTS]:
                 target.copy_(source, non_blocking=True)
 
-        for _ in self._threads.map(copy_part, range(_PARTS)):
-            pass
+        list(self._threads.map(copy_part, range(_PARTS)))
         if any(tensor.is_cuda for tensor in tensors.values()):
             torch.cuda.synchronize()
         return copies

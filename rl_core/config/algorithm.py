@@ -27,6 +27,7 @@ from rl_core.system.named_code import load_function, names_code
 
 LrSchedule = Literal["constant", "linear", "cosine"]
 OptimizerName = Literal["adamw", "adamw_8bit"]
+_CLIPS = ("clip_eps_low", "clip_eps_high")
 
 
 def _one_of(table: Mapping[str, Any]) -> Any:
@@ -93,8 +94,8 @@ class AlgorithmConfig(Section):
     @property
     def formula(self) -> Estimator:
         """The estimator's row in the table; of one of your own, a row like those."""
-        own = partial(own_advantages, self.estimator)
-        return ESTIMATORS.get(self.estimator, Estimator(own, settings=("options",)))
+        users = Estimator(partial(own_advantages, self.estimator), settings=("options",))
+        return ESTIMATORS.get(self.estimator, users)
 
     @property
     def has_reference(self) -> bool:
@@ -166,8 +167,8 @@ class ActorConfig(Section):
     @property
     def formula(self) -> Loss:
         """The policy loss's row in the table; of one of your own, a row like those."""
-        own = partial(own_loss, self.policy_loss)
-        return LOSSES.get(self.policy_loss, Loss(own, needs_advantages=False))
+        users = Loss(partial(own_loss, self.policy_loss), needs_advantages=False)
+        return LOSSES.get(self.policy_loss, users)
 
     def token_weights(
         self, old: Tensor, current: Tensor, rollout: Tensor, advantages: Tensor, mask: Tensor
@@ -194,22 +195,23 @@ class ActorConfig(Section):
     @property
     def clips(self) -> dict[str, float]:
         """How far a ratio may fall below 1 and rise above it: as set, else the loss's own."""
-        low, high = self.clip_eps_low, self.clip_eps_high
+        chosen = {name: getattr(self, name) for name in _CLIPS}
         return {
-            "clip_eps_low": self.formula.clip_eps_low if low is None else low,
-            "clip_eps_high": self.formula.clip_eps_high if high is None else high,
+            name: getattr(self.formula, name) if clip is None else clip
+            for name, clip in chosen.items()
         }
 
     @rule
     def _clips_what_moves(self) -> Iterator[str]:
         if names_code(self.policy_loss):
-            for key in ("clip_eps_low", "clip_eps_high"):
+            for key in _CLIPS:
                 if (clip := getattr(self, key)) is not None:
                     yield (
                         f"actor.{key}={clip:g} is for a loss of ours: algorithm.options="
                         f"{{{key}: {clip:g}}} hands it to actor.policy_loss={self.policy_loss}"
                     )
-        name, limit = self.policy_loss, self.formula.largest_clip
+        name = self.policy_loss
+        limit = self.formula.largest_clip
         for key, clip in self.clips.items():
             if limit is not None and clip > limit:
                 yield (

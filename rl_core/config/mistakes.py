@@ -45,7 +45,8 @@ def explain(error: ErrorDetails, env: str) -> str:
     """Returns `key=value: limit` for one of pydantic's errors, or our own validator's words."""
     if error["type"] == "value_error":
         return in_one_line(error["msg"].removeprefix("Value error, "))
-    key, value = key_of(error), error["input"]
+    key = key_of(error)
+    value = error["input"]
     if error["type"] == "extra_forbidden":
         if "." in str(error["loc"][-1]):
             section, _, name = key.partition(".")
@@ -55,11 +56,11 @@ def explain(error: ErrorDetails, env: str) -> str:
         if any(key in known_keys(name) for name in ENVS):
             return of_another_env(key, env)
         return f"unknown setting {key!r}{nearest(key, known_keys(env))}"
-    said = "must be a list, [a,b]" if error["type"] == "tuple_type" else in_one_line(error["msg"])
+    limit = "must be a list, [a,b]" if error["type"] == "tuple_type" else in_one_line(error["msg"])
     if error["type"] == "literal_error" and isinstance(value, str):
         names = error["ctx"]["expected"].replace(" or ", ", ")
-        said += nearest(value, names.strip("'").split("', '"))
-    return f"{key}={value}: {said}"
+        limit += nearest(value, names.strip("'").split("', '"))
+    return f"{key}={value}: {limit}"
 
 
 def of_another_env(key: str, env: str) -> str:

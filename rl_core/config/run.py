@@ -168,8 +168,8 @@ class RunConfig(Section):
     @property
     def loss_aggregation(self) -> Aggregation:
         """How token losses become one: as set, else the policy loss's own or the estimator's."""
-        own = self.actor.formula.aggregation or self.algorithm.formula.aggregation
-        return self.actor.loss_aggregation or own
+        of_loss = self.actor.loss_aggregation or self.actor.formula.aggregation
+        return of_loss or self.algorithm.formula.aggregation
 
     @property
     def has_one_update(self) -> bool:
@@ -207,7 +207,8 @@ class RunConfig(Section):
 
     @rule
     def _fills_its_batches(self) -> Iterator[str]:
-        batch, mini = self.data.train_batch_size, self.actor.mini_batch_size
+        batch = self.data.train_batch_size
+        mini = self.actor.mini_batch_size
         if mini > batch or batch % mini:
             yield (
                 f"actor.mini_batch_size={mini} must divide data.train_batch_size={batch}: "
@@ -229,7 +230,7 @@ class RunConfig(Section):
 
     @rule
     def _fits_its_processes(self) -> Iterator[str]:
-        ranks, gpus = self.resources.learner_ranks, self.resources.learner_gpus
+        ranks = self.resources.learner_ranks
         mini = self.actor.mini_batch_size
         if mini < ranks:
             yield (
@@ -237,29 +238,30 @@ class RunConfig(Section):
                 f"actor.mini_batch_size={mini} leaves some without any: use at least "
                 f"{ranks}, or at most {mini} ranks"
             )
-        if ranks > 1 and gpus not in (0, 1):
+        if ranks > 1 and self.resources.learner_gpus not in (0, 1):
             yield (
-                f"resources.learner_gpus={gpus:g} must be 1 (a card for each rank) or 0 (the CPU) "
-                f"with resources.learner_ranks={ranks}"
+                f"resources.learner_gpus={self.resources.learner_gpus:g} must be 1 (a card for "
+                f"each rank) or 0 (the CPU) with resources.learner_ranks={ranks}"
             )
-        parts, share = self.rollout.tensor_parallel_size, self.resources.rollout_gpus
-        if parts > 1 and share not in (0, 1):
+        parts = self.rollout.tensor_parallel_size
+        if parts > 1 and self.resources.rollout_gpus not in (0, 1):
             yield (
                 f"rollout.tensor_parallel_size={parts} splits an engine over {parts} GPUs: "
-                f"resources.rollout_gpus={share:g}, of each, must be 1 (or 0, on a CPU)"
+                f"resources.rollout_gpus={self.resources.rollout_gpus:g}, of each, must be 1 (or "
+                "0, on a CPU)"
             )
 
     @rule
     def _knows_how_to_learn(self) -> Iterator[str]:
-        estimator, group_size = self.algorithm.estimator, self.algorithm.group_size
+        estimator = self.algorithm.estimator
         formula = self.algorithm.formula
-        if formula.needs_groups and group_size < 2:
+        is_alone = self.algorithm.group_size < 2
+        if formula.needs_groups and is_alone:
             yield (
                 f"algorithm.estimator={estimator} compares the responses to one prompt, and a "
-                "group of one gives no advantage: "
-                f"algorithm.group_size={group_size} must be at least 2"
+                "group of one gives no advantage: algorithm.group_size=1 must be at least 2"
             )
-        compares = formula.needs_groups or (names_code(estimator) and group_size > 1)
+        compares = formula.needs_groups or (names_code(estimator) and not is_alone)
         if not compares and self.algorithm.resample_rounds:
             yield (
                 f"algorithm.resample_rounds={self.algorithm.resample_rounds} replaces groups "
@@ -271,11 +273,11 @@ class RunConfig(Section):
                 "is named: add algorithm.estimator=module:function or "
                 "actor.policy_loss=module:function"
             )
-        warmup, steps = self.critic.warmup_steps, self.trainer.total_steps
-        if formula.needs_critic and steps is not None and warmup >= steps:
+        steps = self.trainer.total_steps
+        if formula.needs_critic and steps is not None and self.critic.warmup_steps >= steps:
             yield (
-                f"critic.warmup_steps={warmup} leaves the policy none of trainer.total_steps="
-                f"{steps} to learn in: use at most {steps - 1}"
+                f"critic.warmup_steps={self.critic.warmup_steps} leaves the policy none of "
+                f"trainer.total_steps={steps} to learn in: use at most {steps - 1}"
             )
         if self.algorithm.kl_mode == "loss" and self.algorithm.kl_estimator != "k2":
             yield (
@@ -292,18 +294,19 @@ class RunConfig(Section):
 
     @rule
     def _penalises_what_counts(self) -> Iterator[str]:
-        estimator, formula = self.algorithm.estimator, self.algorithm.formula
+        estimator = self.algorithm.estimator
+        formula = self.algorithm.formula
         in_reward = self.algorithm.has_reference and self.algorithm.kl_mode == "reward"
         if formula.ignores_rewards and in_reward:
             yield (
                 f"algorithm.estimator={estimator} counts verdicts, which hold no penalty: "
                 "algorithm.kl_mode=reward must be none (or loss, with kl_estimator=k2)"
             )
-        overlong, longest = self.algorithm.overlong_tokens, self.data.max_response_length
-        if overlong >= longest:
+        if self.algorithm.overlong_tokens >= self.data.max_response_length:
             yield (
-                f"algorithm.overlong_tokens={overlong} are the last of a longest response: use "
-                f"fewer than data.max_response_length={longest}"
+                f"algorithm.overlong_tokens={self.algorithm.overlong_tokens} are the last of a "
+                "longest response: use fewer than data.max_response_length="
+                f"{self.data.max_response_length}"
             )
         for name in ("overlong_tokens", "length_penalty"):
             value = getattr(self.algorithm, name)
@@ -315,7 +318,8 @@ class RunConfig(Section):
 
     @rule
     def _has_a_teacher(self) -> Iterator[str]:
-        path, algorithm = self.teacher.path, self.algorithm
+        path = self.teacher.path
+        algorithm = self.algorithm
         if path is None and algorithm.estimator == "distill":
             yield (
                 "algorithm.estimator=distill learns only from a teacher: set teacher.path to a "

@@ -183,11 +183,10 @@ READERS: Final = (
 
 def unread_settings(config: RunConfig, values: Mapping[str, Any]) -> list[str]:
     """Returns a sentence for each of these settings, by dotted key, that has no effect."""
-    reasons = {}
     uses = {name for row in ESTIMATORS.values() for name in row.settings}
-    for name in uses.difference(config.algorithm.formula.settings):
-        why = f"algorithm.estimator={config.algorithm.estimator} does not have it"
-        reasons[f"algorithm.{name}"] = why
+    why_not = f"algorithm.estimator={config.algorithm.estimator} does not have it"
+    lacking = uses.difference(config.algorithm.formula.settings)
+    reasons = dict.fromkeys((f"algorithm.{name}" for name in lacking), why_not)
     for key in values:
         for reader in READERS:
             if key.startswith(tuple(reader.settings.split())) and not reader.reads(config):

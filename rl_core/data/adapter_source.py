@@ -71,11 +71,11 @@ def _base_of(adapter: Path) -> Path:
     if base is None and digest is not None:
         base = adapter.resolve().joinpath(*5 * [".."], *Path(name).parts[-2:]).resolve()
     if base is None or not (base / CONFIG).is_file():
-        may_change = digest is None  # else that file has a checksum
-        named = f"set base_model_name_or_path in {ADAPTER_CONFIG}"
-        remedy = f"or {named if may_change else 'put it back, or a link to it'}"
+        remedy = "put it back, or a link to it"
+        if digest is None:  # else that file has a checksum
+            remedy = f"set base_model_name_or_path in {ADAPTER_CONFIG}"
         why = f"it is an adapter of {name}, which is not on this machine"
-        raise _refusal(adapter, f"{why}: fetch that first (hf download), {remedy}")
+        raise _refusal(adapter, f"{why}: fetch that first (hf download), or {remedy}")
     try:
         check_files(base)
         is_quantized = read_object(base / CONFIG).get("quantization_config")
@@ -85,7 +85,7 @@ def _base_of(adapter: Path) -> Path:
     if is_quantized:
         remedy = f"name the model that it was made from in {ADAPTER_CONFIG}"
         raise _refusal(adapter, f"its base {base} is quantized: {remedy}")
-    if digest is not None and present != digest:
+    if present != digest:
         why = f"its base {base} has weights of sha256 {present:.12}, and it was trained on those of"
         raise _refusal(adapter, f"{why} {digest:.12}: put these back there")
     return base
@@ -101,17 +101,22 @@ def _named_base(adapter: Path) -> tuple[str, str | None]:
             manifest = read_json(adapter.parent / CHECKPOINT_MANIFEST)
     except ValueError as error:
         raise _refusal(adapter, str(error)) from None
-    kind, name = config.get("peft_type"), config.get("base_model_name_or_path")
+    kind = config.get("peft_type")
+    name = config.get("base_model_name_or_path")
     if config.get("megatron_config"):  # PEFT imports a module whose name stands in the file
         kind = "MEGATRON"
     if kind != "LORA":
         raise _refusal(adapter, f"an adapter of the kind {kind}, and only LORA can be merged")
     if not isinstance(name, str) or not name:
-        remedy = f"set base_model_name_or_path in {ADAPTER_CONFIG}"
-        raise _refusal(adapter, f"its base is not named: {remedy}")
+        raise _refusal(
+            adapter, f"its base is not named: set base_model_name_or_path in {ADAPTER_CONFIG}"
+        )
     if not (adapter / ADAPTER_WEIGHTS).is_file():
-        unsafe = "pickles (*.bin) can execute code, so none is loaded: load it where you trust it"
-        raise _refusal(adapter, f"it holds no {ADAPTER_WEIGHTS}, and {unsafe}, and save_pretrained")
+        raise _refusal(
+            adapter,
+            f"it holds no {ADAPTER_WEIGHTS}, and pickles (*.bin) can execute code, so none is "
+            "loaded: load it where you trust it, and save_pretrained",
+        )
     digest = manifest.get("base_sha256") if isinstance(manifest, dict) else None
     return name, digest if isinstance(digest, str) else None
 
@@ -173,8 +178,9 @@ def _merged(adapter: Path, base: Path) -> Any:
             raise ValueError(f"only one of the two has {counted(len(wrong), 'tensor')}: {wrong[0]}")
         whole: Any = adapted.merge_and_unload(safe_merge=True)
     except Exception as error:  # PEFT and transformers raise many kinds
-        why = f"it cannot be merged into {base} ({cut(in_one_line(error), 200)})"
-        raise _refusal(adapter, why) from error
+        raise _refusal(
+            adapter, f"it cannot be merged into {base} ({cut(in_one_line(error), 200)})"
+        ) from error
     return whole
 
 

@@ -105,8 +105,8 @@ def write_dataset(env: TextEnv, data: DataConfig, folder: Path) -> None:
                 _SEED: str(data.seed).encode(),
                 _VERSION: str(settings["version"]).encode(),
                 _CONTENT: content_hash(table).encode(),
+                **{key: value.encode() for key, value in facts.items()},
             }
-            metadata |= {key: value.encode() for key, value in facts.items()}
             pq.write_table(
                 table.replace_schema_metadata(metadata),
                 temporary / f"{split}.parquet",
@@ -123,10 +123,10 @@ def is_ready(env: TextEnv, data: DataConfig, folder: Path) -> bool:
     are not those that were written.
     """
     paths = [folder / f"{split}.parquet" for split in SPLITS]
-    there = [path for path in paths if path.is_file()]
-    for path in there:
-        _check_file(path, generator_settings(env, data))
-    return there == paths
+    for path in paths:
+        if path.is_file():
+            _check_file(path, generator_settings(env, data))
+    return all(path.is_file() for path in paths)
 
 
 def count_problems(config: RunConfig) -> int:
@@ -135,7 +135,8 @@ def count_problems(config: RunConfig) -> int:
     If the data set exists, its rows are counted, else those of its sources, with duplicates.
     ValueError if a file cannot be read, or leaves no row for training.
     """
-    env, data = config.env, config.data
+    env = config.env
+    data = config.data
     if env.rows.source(env) is None and not data.train_files:
         return data.train_size
     fetched = any(is_hub_name(name) for name in (*data.train_files, *data.test_files))
@@ -171,15 +172,17 @@ def problems_in(table: pa.Table, path: object) -> list[Problem]:
     problems: list[Problem] = []
     try:
         for number, row in enumerate(table.select(columns).to_pylist()):
-            extra, reward_model = row.get("extra_info") or {}, row["reward_model"]
-            index, truth = extra.get("index"), reward_model["ground_truth"]
-            is_json = reward_model.get("style") == JSON_STYLE
-            asked = tuple(Message(role=m["role"], content=m["content"]) for m in row["prompt"])
+            extra = row.get("extra_info") or {}
+            index = extra.get("index")
+            truth = row["reward_model"]["ground_truth"]
+            is_json = row["reward_model"].get("style") == JSON_STYLE
             problems.append(
                 Problem(
                     index=number if index is None else index,
                     data_source=row["data_source"],
-                    messages=asked,
+                    messages=tuple(
+                        Message(role=m["role"], content=m["content"]) for m in row["prompt"]
+                    ),
                     ground_truth=json.loads(truth) if is_json else truth,
                     num_solutions=extra.get("num_solutions") or 0,
                     extra_info=extra.get(OWN_EXTRA_INFO) or "",
@@ -223,15 +226,16 @@ def content_hash(table: pa.Table) -> str:
     digest = hashlib.sha256()
     for field, column in zip(table.schema, table.itercolumns(), strict=True):
         digest.update(f"{field.name}:{len(column)};".encode())
-        _feed(digest, column.chunks or [pa.array([], field.type)])
+        _feed(digest, column)
     return digest.hexdigest()
 
 
 def _check_file(path: Path, settings: dict[str, Any]) -> None:
     metadata = read_verified(path).schema.metadata or {}
     try:
-        made_by = json.loads(metadata[_SETTINGS])
-        changed = sorted(_flat(settings).items() ^ _flat(made_by).items(), key=repr)
+        changed = sorted(
+            _flat(settings).items() ^ _flat(json.loads(metadata[_SETTINGS])).items(), key=repr
+        )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(
             f"{path} does not say what made it: delete it or choose another data.name"
@@ -250,21 +254,23 @@ def _tables(env: TextEnv, data: DataConfig) -> tuple[dict[str, pa.Table], dict[b
     if env.rows.source(env) is None:
         if not env.makes_problems():
             raise ValueError(NO_PROBLEMS.format(name=env.name))
-        sizes = data.model_dump(include={"train_size", "test_size", "seed"})
-        return env.rows.make(env, **sizes), {}
+        return env.rows.make(
+            env, **data.model_dump(include={"train_size", "test_size", "seed"})
+        ), {}
     files = _source_files(env)
     rows = {split: list(read_rows(env, files[split])) for split in SPLITS}
-    digest = hashlib.sha256()
-    for split in sorted(files):
-        for file in files[split]:
-            digest.update(split.encode() + bytes.fromhex(file_digest(file)))
-    return tables_of(rows, env.rows.schema()), {_SOURCE: digest.hexdigest()}
+    parts = [
+        split.encode() + bytes.fromhex(file_digest(file))
+        for split in sorted(files)
+        for file in files[split]
+    ]
+    digest = hashlib.sha256(b"".join(parts)).hexdigest()
+    return tables_of(rows, env.rows.schema()), {_SOURCE: digest}
 
 
 def _source_files(env: TextEnv, *, from_hub: bool = True) -> dict[str, list[Path]]:
     """Returns the files of `env.source` by split; ValueError if it is no name of the hub."""
-    name = env.rows.source(env)
-    assert name is not None, f"env={env.name} reads no rows"
+    name = str(env.rows.source(env))
     if not is_hub_name(name):
         raise ValueError(
             f"env.source={name} is no data set of the hub (OWNER/NAME): name the files of a copy, "
@@ -273,39 +279,35 @@ def _source_files(env: TextEnv, *, from_hub: bool = True) -> dict[str, list[Path
     return {s: find_files("env.source", [name], s, from_hub=from_hub) for s in SPLITS}
 
 
-def _feed(digest: hashlib._Hash, chunks: list[pa.Array]) -> None:
+def _feed(digest: hashlib._Hash, column: pa.ChunkedArray) -> None:
     """Hashes a column: validity, then lengths, then values, down to the leaves."""
-    kind = chunks[0].type
+    kind = column.type
     digest.update(f"{kind.id}:".encode())  # the id only: writing renames a list's item
-    valid = [chunk.is_valid().to_numpy(zero_copy_only=False) for chunk in chunks]
-    digest.update(np.packbits(np.concatenate(valid)).data)
+    digest.update(np.packbits(column.is_valid().to_numpy()).data)
     if pa.types.is_struct(kind):
-        children = zip(*(chunk.flatten() for chunk in chunks), strict=True)
-        for field, child in zip(kind, children, strict=True):
+        for field, child in zip(kind, column.flatten(), strict=True):
             digest.update(f"{field.name};".encode())
-            _feed(digest, list(child))
+            _feed(digest, child)
     elif pa.types.is_list(kind):
-        for chunk in chunks:
-            digest.update(_plain(pc.list_value_length(chunk)))
-        _feed(digest, [chunk.flatten() for chunk in chunks])
+        digest.update(_plain(pc.list_value_length(column)))
+        _feed(digest, pc.list_flatten(column))
     elif pa.types.is_string(kind):
-        for chunk in chunks:
-            digest.update(_plain(pc.binary_length(chunk)))
-        for chunk in chunks:
+        digest.update(_plain(pc.binary_length(column)))
+        for chunk in column.chunks:
             digest.update(_text_bytes(chunk))
     else:
-        for chunk in chunks:
-            digest.update(_plain(chunk))
+        digest.update(_plain(column))
 
 
-def _plain(array: pa.Array) -> memoryview:
-    """Returns the bytes of an array's values, with 0 for null."""
-    return np.ascontiguousarray(pc.fill_null(array, 0).to_numpy(zero_copy_only=False)).data
+def _plain(column: pa.ChunkedArray) -> memoryview:
+    """Returns the bytes of a column's values, with 0 for null."""
+    return np.ascontiguousarray(pc.fill_null(column, 0).to_numpy()).data
 
 
 def _text_bytes(array: pa.StringArray) -> memoryview:
     """Returns the UTF-8 bytes of all texts, one after the other, nothing for null."""
-    _, offsets, values = (array if array.null_count == 0 else pc.fill_null(array, "")).buffers()
+    array = pc.fill_null(array, "")
+    _, offsets, values = array.buffers()
     if values is None or len(array) == 0:
         return memoryview(b"")
     ends = np.frombuffer(offsets, dtype=np.int32)[[array.offset, array.offset + len(array)]]

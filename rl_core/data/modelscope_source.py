@@ -70,8 +70,8 @@ def fetch_from_modelscope(name: str) -> Path:
             "connect this machine, fill the cache elsewhere, or give a local folder"
         )
     settings = _settings()
-    lock = settings.cache_dir / ".countdown-train" / name.replace("/", "--")
-    with locked(lock):  # another run may be fetching it
+    # Another run may be fetching it.
+    with locked(settings.cache_dir / ".countdown-train" / name.replace("/", "--")):
         return cached_from_modelscope(name) or _download(settings, name, refused)
 
 
@@ -113,9 +113,9 @@ def _download(settings: HubConfig, name: str, refused: str) -> Path:
     except (HubError, OSError) as error:
         reason = str(error)
     if reason is not None:
-        said = reason.strip().partition("\n")[0][:200]  # a whole answer may follow
+        why = reason.strip().partition("\n")[0][:200]  # a whole answer may follow
         raise ValueError(
-            f"{refused}, and ModelScope did not give it whole ({said}): check the name and, for a "
+            f"{refused}, and ModelScope did not give it whole ({why}): check the name and, for a "
             "private model, MODELSCOPE_API_TOKEN; the same command continues from what did arrive"
         )
     if not (folder / "config.json").is_file():

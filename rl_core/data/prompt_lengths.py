@@ -26,9 +26,8 @@ _BATCH_ROWS = 4_096
 
 def measure_all(prompts: pl.Series, count: CountTokens) -> Ints:
     """Returns the tokens of every prompt, each of them tokenized: int64 [rows]."""
-    lengths: list[int] = []
-    for start in range(0, len(prompts), _BATCH_ROWS):
-        lengths += count(prompts[start : start + _BATCH_ROWS].to_list())
+    starts = range(0, len(prompts), _BATCH_ROWS)
+    lengths = [n for i in starts for n in count(prompts[i : i + _BATCH_ROWS].to_list())]
     return np.asarray(lengths, dtype=np.int64)
 
 
@@ -62,7 +61,9 @@ def _sum_parts(
 ) -> Ints:
     """Measures each part once, in a prompt in which only this part changes."""
     sizes: list[int] = rows["nums"].list.len().unique(maintain_order=True).to_list()
-    one, target, most = values[0], targets[0], max(sizes)
+    one = values[0]
+    target = targets[0]
+    most = max(sizes)
     plain = {size: [one] * size for size in sizes}
     counted = iter(
         count(

@@ -1,7 +1,7 @@
 """Stage 2: a model's folder, its tokenizer, and messages -> prompt text and token ids."""
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -157,11 +157,10 @@ def check_embedded(ids: Iterable[Sequence[int]], tokenizer: PreTrainedTokenizerB
     num_rows = config.get("vocab_size", config.get("text_config", {}).get("vocab_size"))
     highest = max((max(text, default=0) for text in ids), default=0)
     if num_rows is not None and highest >= num_rows:
-        token = tokenizer.convert_ids_to_tokens(highest)
         raise ValueError(
-            f"model.path={path}: {token!r}, which prompts hold, is token {highest}, and the model "
-            f"has {num_rows:,}: it was added only to the tokenizer. "
-            "Call model.resize_token_embeddings(len(tokenizer)) and save the model"
+            f"model.path={path}: {tokenizer.convert_ids_to_tokens(highest)!r}, which prompts hold, "
+            f"is token {highest}, and the model has {num_rows:,}: it was added only to the "
+            "tokenizer. Call model.resize_token_embeddings(len(tokenizer)) and save the model"
         )
 
 
@@ -169,26 +168,23 @@ def prompted(
     problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase, *, chat_template: ChatTemplate
 ) -> list[PromptedProblem]:
     """Returns problems with their prompts as text and as ids; see `check_embedded`."""
-    found = [
+    items = [
         PromptedProblem(p, *encode_prompt(p.messages, tokenizer, chat_template=chat_template))
         for p in problems
     ]
-    check_embedded((item.prompt_ids for item in found), tokenizer)
-    return found
+    check_embedded((item.prompt_ids for item in items), tokenizer)
+    return items
 
 
 def text_codec(
     tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[Callable[[Sequence[int]], str], Callable[[str], list[int]]]:
     """Returns a decoder of responses, without special tokens, and an encoder of an env's text."""
-
-    def decode(ids: Sequence[int]) -> str:
-        return str(tokenizer.decode(ids, skip_special_tokens=True))
-
-    def encode(text: str) -> list[int]:
-        return list(tokenizer.encode(text, add_special_tokens=False))
-
-    return decode, encode
+    methods: Any = tokenizer
+    return (
+        partial(methods.decode, skip_special_tokens=True),
+        partial(methods.encode, add_special_tokens=False),
+    )
 
 
 def count_tokens(

@@ -54,14 +54,13 @@ def find_files(
     of `split` are fetched if the local cache lacks them, and left out without `from_hub`.
     ValueError for any other name.
     """
-    found: list[Path] = []
+    files: list[Path] = []
     for name in names:
-        given = f"{setting}={name}"
         if not is_hub_name(name):
-            found += _local_files(given, name)
+            files += _local_files(f"{setting}={name}", name)
         elif from_hub:
-            found += _hub_files(given, name, split)
-    return found
+            files += _hub_files(f"{setting}={name}", name, split)
+    return files
 
 
 def is_hub_name(name: str) -> bool:
@@ -74,10 +73,7 @@ def is_hub_name(name: str) -> bool:
 
 def digest_of(files: Sequence[Path]) -> str:
     """Returns a hash of the files' bytes, in order: a changed, added or missing file changes it."""
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(file_digest(file).encode())
-    return digest.hexdigest()
+    return hashlib.sha256("".join(map(file_digest, files)).encode()).hexdigest()
 
 
 def file_digest(file: Path) -> str:
@@ -136,15 +132,13 @@ def media_columns(file: Path) -> list[str]:
 
 def count_rows(file: Path) -> int:
     """Returns how many records a file holds, without reading what is in them."""
-    with _refusing_damage(file):
+    with _refusing_damage(file), open_plain(file, follow=True) as stream:
         if file.suffix == ".parquet":
-            with open_plain(file, follow=True) as stream:
-                return int(pq.read_metadata(stream).num_rows)
-        with open_plain(file, follow=True) as stream:
-            _refuse_other_encoding(file, stream)
-            if _is_list(file, stream):
-                return len(_parsed(stream.read(), f"{file}: the list in it"))
-            return sum(1 for line in stream if line.strip())
+            return int(pq.read_metadata(stream).num_rows)
+        _refuse_other_encoding(file, stream)
+        if _is_list(file, stream):
+            return len(_parsed(stream.read(), f"{file}: the list in it"))
+        return sum(1 for line in stream if line.strip())
 
 
 @contextmanager
@@ -160,10 +154,10 @@ def _refusing_damage(file: Path) -> Iterator[None]:
 def _parquet_records(file: Path, columns: Sequence[str]) -> Iterator[Record]:
     with open_parquet(file, follow=True) as parquet:
         names = parquet.schema_arrow.names
-        wanted = [name for name in columns if name in names]
-        if not wanted:
+        present = [name for name in columns if name in names]
+        if not present:
             raise ValueError(f"{file}: has none of the columns {list(columns)}, only {names}")
-        for batch in parquet.iter_batches(_BATCH_ROWS, columns=wanted):
+        for batch in parquet.iter_batches(_BATCH_ROWS, columns=present):
             yield from batch.to_pylist()
 
 
@@ -182,14 +176,16 @@ def _is_list(file: Path, stream: BufferedReader) -> bool:
 def _json_records(file: Path) -> Iterator[tuple[int, Record]]:
     with open_plain(file, follow=True) as stream:
         _refuse_other_encoding(file, stream)
-        is_list = _is_list(file, stream)
-        unit, parts = "line", stream
-        if is_list:
-            unit, parts = "row", _parsed(stream.read(), f"{file}: the list in it")
-        for number, part in enumerate(parts, start=1):
-            if not is_list and not part.strip():
-                continue
-            record = part if is_list else _parsed(part.rstrip(), f"{file}: line {number}")
+        if _is_list(file, stream):
+            unit = "row"
+            records: Iterable[tuple[int, Any]] = enumerate(
+                _parsed(stream.read(), f"{file}: the list in it"), start=1
+            )
+        else:
+            unit = "line"
+            lines = ((n, line) for n, line in enumerate(stream, start=1) if line.strip())
+            records = ((n, _parsed(line.rstrip(), f"{file}: line {n}")) for n, line in lines)
+        for number, record in records:
             if not isinstance(record, dict):
                 raise ValueError(
                     f"{file}: {unit} {number} is a {type(record).__name__}, every {unit} must be "
@@ -209,8 +205,7 @@ def _parsed(text: bytes, what: str) -> Any:
     except (ValueError, RecursionError) as error:
         where = ""
         if isinstance(error, JSONDecodeError):
-            is_one_line = b"\n" not in text
-            where = f" at column {error.colno}" if is_one_line else f" at line {error.lineno}"
+            where = f" at line {error.lineno}" if b"\n" in text else f" at column {error.colno}"
         raise ValueError(
             f"{what} is not JSON ({getattr(error, 'msg', error)}{where}): write one object per "
             "line, or in a .json file one list of them"
@@ -223,22 +218,20 @@ def _local_files(given: str, name: str) -> list[Path]:
     try:
         if path.is_dir():
             raise ValueError(f"{given} is a folder: name its files, such as {path}/*.parquet")
-        if path.is_file():
-            found = [path]
-        else:
-            pattern = path.relative_to(path.anchor)
-            found = sorted(file for file in Path(path.anchor).glob(str(pattern)) if file.is_file())
+        pattern = str(path.relative_to(path.anchor))
+        matches = [path] if path.exists() else sorted(Path(path.anchor).glob(pattern))
+        files = [file for file in matches if file.is_file()]
     except OSError as error:
         raise ValueError(f"{given}: not readable ({error.strerror})") from error
-    if not found:
+    if not files:
         raise ValueError(f"{given}: there is no such file; a relative path starts at {Path.cwd()}")
-    for file in found:
+    for file in files:
         if file.suffix not in _SUFFIXES:
             raise ValueError(
                 f"{given}: {file.name} is of a kind that is not read: give parquet or JSON lines "
                 f"({', '.join(_SUFFIXES)})"
             )
-    return found
+    return files
 
 
 def is_fetched(name: str, split: str) -> bool:
@@ -288,4 +281,4 @@ def _is_whole(files: Sequence[Path]) -> bool:
         for file in files
         if (match := re.search(r"-of-(\d+)\.", file.name))
     )
-    return bool(files) and all(found == promised for (*_, promised), found in shards.items())
+    return bool(files) and all(count == promised for (*_, promised), count in shards.items())

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load_file, save_file
 
+from rl_core.config.operations import TrainerConfig
 from rl_core.config.run import RunConfig
 
 _PLACE = "data.json"
@@ -42,8 +43,7 @@ def steps_per_epoch(num_problems: int, batch_size: int) -> int:
 def total_steps(config: RunConfig, num_problems: int) -> int:
     """Returns the step at which the run is finished."""
     order = ProblemOrder(Place(config.seed, num_problems), config.data.train_batch_size)
-    trainer = config.trainer
-    return order.last_step(total_epochs=trainer.total_epochs, total_steps=trainer.total_steps)
+    return order.last_step(config.trainer)
 
 
 @dataclass(frozen=True)
@@ -96,12 +96,12 @@ class ProblemOrder:
         draws = np.random.default_rng([place.seed, step, 1])
         return [int(i) for i in draws.permutation(place.num_problems)]
 
-    def last_step(self, *, total_epochs: int, total_steps: int | None) -> int:
+    def last_step(self, trainer: TrainerConfig) -> int:
         """Returns the step at which the run is finished: the start's step if it already is."""
-        passes = total_epochs - self._start.epoch - 1
+        passes = trainer.total_epochs - self._start.epoch - 1
         left = self._left + passes * self._per_epoch if passes >= 0 else 0
         last = self._start.step + left
-        return last if total_steps is None else min(last, total_steps)
+        return last if trainer.total_steps is None else min(last, trainer.total_steps)
 
     def hold(self, step: int) -> None:
         """Keeps the place after a step for `save`."""
@@ -134,11 +134,11 @@ class CurriculumState:
     """Pass over the data, from 0."""
     position: int
     """Place of the next problem in the order of this pass."""
-    asked: Floats
+    responses: Floats
     """float64 [N], responses to each problem, older ones counting less."""
     solved: Floats
     """float64 [N], correct ones of them."""
-    class_asked: Floats
+    class_responses: Floats
     """float64 [C], responses to all problems of a class, likewise."""
     class_solved: Floats
     """float64 [C]."""
@@ -171,8 +171,7 @@ class Curriculum:
         step: int = 0,
         checkpoint: Path | None = None,
     ) -> None:
-        names, class_of = np.unique(np.array(classes), return_inverse=True)
-        self._class_of: npt.NDArray[np.int64] = class_of
+        names, self._class_of = np.unique(np.array(classes), return_inverse=True)
         self._seed = config.seed
         self._batch_size = config.data.train_batch_size
         self._group_size = config.algorithm.group_size
@@ -202,10 +201,9 @@ class Curriculum:
             chosen += order[places].tolist()
             if len(chosen) == self._batch_size:
                 break
-            epoch = epoch + 1
+            epoch += 1
             position = 0
-        position = int(places[-1]) + 1
-        self._after[step] = replace(state, epoch=epoch, position=position)
+        self._after[step] = replace(state, epoch=epoch, position=int(places[-1]) + 1)
         self._after.pop(step - self._ahead - 2, None)
         return chosen
 
@@ -223,32 +221,33 @@ class Curriculum:
         """Counts the correct responses to each problem of the last step; returns `curriculum/*`."""
         before = self._after[step - 1]
         state = self._after[step]
-        num_asked = state.asked.copy()
+        responses = state.responses.copy()
         solved = state.solved.copy()
         indices = np.array(list(num_correct), dtype=np.int64)
         correct = np.array(list(num_correct.values()), dtype=np.float64)
-        num_asked[indices] = OWN_MEMORY * num_asked[indices] + self._group_size
+        responses[indices] = OWN_MEMORY * responses[indices] + self._group_size
         solved[indices] = OWN_MEMORY * solved[indices] + correct
         classes = self._class_of[indices]
-        size = len(state.class_asked)
-        now_asked = self._group_size * np.bincount(classes, minlength=size)
+        size = len(state.class_responses)
+        now = self._group_size * np.bincount(classes, minlength=size)
         now_solved = np.bincount(classes, weights=correct, minlength=size)
         self._after[step] = replace(
             state,
-            asked=num_asked,
+            responses=responses,
             solved=solved,
-            class_asked=CLASS_MEMORY * state.class_asked + now_asked,
+            class_responses=CLASS_MEMORY * state.class_responses + now,
             class_solved=CLASS_MEMORY * state.class_solved + now_solved,
         )
-        places = [s.epoch * len(num_asked) + s.position for s in (before, state)]
+        places = [s.epoch * len(responses) + s.position for s in (before, state)]
         return {"curriculum/passed_over_frac": 1 - self._batch_size / (places[1] - places[0])}
 
     def weights(self, step: int) -> Floats:
         """Returns the probability that each problem is taken after a step, float64 [N]."""
         state = self._after[step]
-        class_rate = (state.class_solved + 1) / (state.class_asked + 2)  # 1/2 while none is known
+        # 1/2 while none is known.
+        class_rate = (state.class_solved + 1) / (state.class_responses + 2)
         known = state.solved + CLASS_RESPONSES * class_rate[self._class_of]
-        rate = known / (state.asked + CLASS_RESPONSES)
+        rate = known / (state.responses + CLASS_RESPONSES)
         variance = rate * (1 - rate)
         return np.asarray(np.maximum(variance / variance.max(), LEAST_WEIGHT))
 
@@ -258,16 +257,19 @@ class Curriculum:
 
     def save(self, folder: Path) -> None:
         """Writes the state that is held into a folder, from any thread."""
-        arrays = {name: np.asarray(value) for name, value in vars(self._held).items()}
         folder.mkdir(exist_ok=True)
-        save_file(arrays, folder / _CURRICULUM)
+        save_file(
+            {name: np.asarray(value) for name, value in vars(self._held).items()},
+            folder / _CURRICULUM,
+        )
 
 
 def _read_state(file: Path, *, like: CurriculumState) -> CurriculumState:
     """Returns the state in a file, which must be of as many problems and classes."""
     saved = load_file(file)
     sizes = [
-        f"{len(n['asked'])} problems of {len(n['class_asked'])} kinds" for n in (saved, vars(like))
+        f"{len(state['responses'])} problems of {len(state['class_responses'])} kinds"
+        for state in (saved, vars(like))
     ]
     if sizes[0] != sizes[1]:
         raise ValueError(

@@ -100,8 +100,9 @@ def _try_templates(folder: Path) -> None:
         for roles in (("user",), ("system", "user"), ("user", "assistant", "user")):
             messages = [{"role": role, "content": _TEXTS[0]} for role in roles]
             try:
-                compiled = environment.from_string(template)
-                text = compiled.render(messages=messages, add_generation_prompt=True)
+                text = environment.from_string(template).render(
+                    messages=messages, add_generation_prompt=True
+                )
             except MemoryError:
                 raise ValueError(
                     f"{_TEMPLATE} takes more than {_LIMITS} for a short text"

@@ -79,9 +79,10 @@ def tool_form(tokenizer: PreTrainedTokenizerBase, chat_template: ChatTemplate) -
         )
     if _TOOL not in text:
         raise ValueError("env: the model's chat template leaves out what a tool answers")
-    header = closed.rpartition(_ANSWER)[0]
     marks = _marks(
-        rendered([_USER, _CALL], tokenizer, is_prompt=False, **chat_template), header, end
+        rendered([_USER, _CALL], tokenizer, is_prompt=False, **chat_template),
+        closed.rpartition(_ANSWER)[0],
+        end,
     )
     return ToolForm(tokenizer, chat_template, before, end_id, marks)
 

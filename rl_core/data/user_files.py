@@ -106,8 +106,8 @@ def read_own_data(env: TextEnv, data: DataConfig) -> tuple[dict[str, pa.Table], 
         "left_out": {split: dict(+left_out[split]) for split in SPLITS},
         "other_prompts": {},  # kept: the same rows make the same file
         "files": {
-            split: [{"file": str(file), "sha256": file_digest(file)} for file in found]
-            for split, found in files.items()
+            split: [{"file": str(file), "sha256": file_digest(file)} for file in named]
+            for split, named in files.items()
         },
     }
 
@@ -242,13 +242,13 @@ def _without_doubles(
 def _say_what_was_left_out(
     rows: dict[str, list[Row]], num_read: Mapping[str, int], left_out: dict[str, Counter[str]]
 ) -> None:
-    said = []
+    messages = []
     for split in SPLITS:
         reasons = [f"{count:,} {reason}" for reason, count in (+left_out[split]).items()]
-        said.append(
+        messages.append(
             f"{split} has {len(rows[split]):,} of {num_read[split]:,} rows"
             + (f", left out: {', '.join(reasons)}" if reasons else "")
         )
         if not rows[split]:
-            raise ValueError(f"own files: {said[-1]}: give other data.{split}_files")
-    _logger.info("own files: %s", "; ".join(said))
+            raise ValueError(f"own files: {messages[-1]}: give other data.{split}_files")
+    _logger.info("own files: %s", "; ".join(messages))

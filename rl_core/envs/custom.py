@@ -63,16 +63,16 @@ def _prompt(env: TextEnv, record: Record) -> list[Message]:
 
 def _truth(record: Record) -> Any:
     """Returns the first truth that a row has: any JSON value except null and blank text."""
-    found = {
+    places = {
         "reward_model.ground_truth": struct_of(record, "reward_model").get("ground_truth"),
         "ground_truth": record.get("ground_truth"),
         "answer": record.get("answer"),
     }
-    given = {name: value for name, value in found.items() if value is not None}
-    not_blank = (v for v in given.values() if not isinstance(v, str) or v.strip())
+    truths = {name: value for name, value in places.items() if value is not None}
+    not_blank = (v for v in truths.values() if not isinstance(v, str) or v.strip())
     truth = next(not_blank, None)
-    if given and truth is None:
-        name, value = next(iter(given.items()))
+    if truths and truth is None:
+        name, value = next(iter(truths.items()))
         raise ValueError(f"{name}={value!r} is blank: write what is right, or leave the row out")
     if truth is None:
         raise ValueError(
@@ -106,7 +106,7 @@ class Custom(TextEnv):
         read=_read_row, columns=("question", "answer", "ground_truth", "data_source")
     )
     checks: ClassVar = Checks(
-        own=("custom_ground_truth.sql",),
+        specific=("custom_ground_truth.sql",),
         shared=(*TEXT_CHECKS, "text_prompt.sql"),
         parameters=lambda env: {"has_reward": bool(env.reward)},  # which may take any truth
         answer_mark="<answer>",

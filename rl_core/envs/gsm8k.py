@@ -138,7 +138,7 @@ class Gsm8k(TextEnv):
         read=_read_row,
     )
     checks: ClassVar = Checks(
-        own=("gsm8k_ground_truth.sql", "gsm8k_prompt.sql"),
+        specific=("gsm8k_ground_truth.sql", "gsm8k_prompt.sql"),
         shared=(*TEXT_CHECKS, "labels.sql"),
         of_template=("gsm8k_prompt",),
         parameters=_check_parameters,
@@ -176,5 +176,8 @@ class Gsm8k(TextEnv):
     def read_question(self, text: str, answer: str | None) -> Question:
         """Returns a word problem in the words of the template."""
         known = "0" if answer is None else extract_truth(f"#### {answer}")
-        problem = Problem(0, DATA_SOURCE, tuple(self.prompt(text)), known, 0)
-        return Question(text, problem, is_scored=answer is not None)
+        return Question(
+            text,
+            Problem(0, DATA_SOURCE, tuple(self.prompt(text)), known, 0),
+            is_scored=answer is not None,
+        )

@@ -38,7 +38,9 @@ class NumberQuestions(TextEnv):
     max_numbers: int = Field(5, ge=3, le=9)
     """Longest list of which the largest or smallest number is asked; the shortest has 3."""
 
-    checks: ClassVar = Checks(own=("number_questions_truth.sql", "number_questions_splits.sql"))
+    checks: ClassVar = Checks(
+        specific=("number_questions_truth.sql", "number_questions_splits.sql")
+    )
 
     def problems(self, rng: random.Random) -> Iterator[TextProblem]:
         """Yields questions of each kind in turn, until no product is left."""
@@ -46,15 +48,15 @@ class NumberQuestions(TextEnv):
         for kind in cycle(_KINDS):
             if (numbers := next(draws[kind], None)) is None:
                 return
-            said = ", ".join(map(str, numbers))
-            asked = f"Which of these numbers is the {kind}: {said}?"
+            listed = ", ".join(map(str, numbers))
+            question = f"Which of these numbers is the {kind}: {listed}?"
             if kind == "times":
-                asked = f"What is {numbers[0]} times {numbers[1]}?"
+                question = f"What is {numbers[0]} times {numbers[1]}?"
             yield TextProblem(
-                f"{asked} Answer with the number only.",
+                f"{question} Answer with the number only.",
                 str(_ANSWERS[kind](numbers)),
                 kind,
-                solution=f"{kind}: {said}",
+                solution=f"{kind}: {listed}",
             )
 
     def score(self, response: str, truth: str) -> ScoredText:
@@ -69,13 +71,16 @@ class NumberQuestions(TextEnv):
         if self.answer_from == "strict":
             others = (other for other in numbers(response) if other.digits != number.digits)
             if (other := next(others, None)) is not None:
-                both = f"{other.text} {number.text}"[:LONGEST_ANSWER]
-                return ScoredText(self.format_score, "several_numbers", both)
-        answer, value = number.text[:LONGEST_ANSWER], number.value
-        if value == int(truth):
+                return ScoredText(
+                    self.format_score,
+                    "several_numbers",
+                    f"{other.text} {number.text}"[:LONGEST_ANSWER],
+                )
+        answer = number.text[:LONGEST_ANSWER]
+        if number.value == int(truth):
             return ScoredText(self.full_score, "correct", answer, truth)
-        shown = None if value is None else str(value)
-        return ScoredText(self.format_score, "wrong_value", answer, shown)
+        value = None if number.value is None else str(number.value)
+        return ScoredText(self.format_score, "wrong_value", answer, value)
 
     @staticmethod
     def difficulty_of(truth: str, solution: str) -> str:

@@ -78,10 +78,9 @@ def marked_number(text: str) -> Number | None:
     """Returns the last number after `####`; on its line only a unit or punctuation may follow."""
     same = _same(text)
     for match in deque(_MARKED.finditer(same), maxlen=1):
-        start, rest = match.start(1), match[2]
-        goes_on = _FACTOR.match(rest) or _MORE.match(rest)
-        if goes_on or any(map(str.isnumeric, rest)):
-            return Number(text[start : match.end()].strip()[:LONGEST], None)
+        rest = match[2]
+        if _FACTOR.match(rest) or _MORE.match(rest) or any(map(str.isnumeric, rest)):
+            return Number(text[match.start(1) : match.end()].strip()[:LONGEST], None)
         return _number(text, same, *match.span(1))
     return None
 

@@ -23,7 +23,8 @@ Record: TypeAlias = dict[str, Any]
 COLUMNS: Final = ("prompt", "reward_model", "extra_info")
 """What any env's rows may have, in addition to its own columns."""
 JSON_STYLE: Final = "json"
-OPEN_TAG, CLOSE_TAG = "<answer>", "</answer>"
+OPEN_TAG = "<answer>"
+CLOSE_TAG = "</answer>"
 _SHOWN_CHARACTERS: Final = 80
 LEAD_IN: Final = "Let me solve this step by step.\n<think>"
 
@@ -59,7 +60,7 @@ class Row:
     num_solutions: int = 0
     extra_info: str = ""
     """`extra_info` of a user's row, as JSON, for `env.reward`; empty if it has none."""
-    own: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, Any] = field(default_factory=dict)
     """The env's own columns, by name."""
 
 
@@ -86,7 +87,7 @@ def _table(schema: pa.Schema, split: str, rows: Sequence[Row]) -> pa.Table:
     is_text = schema.field("reward_model").type.field("ground_truth").type == pa.string()
     records = [
         {
-            **row.own,
+            **row.columns,
             "data_source": row.data_source,
             "prompt": row.prompt,
             "ability": "math",
@@ -186,12 +187,24 @@ def find_answer(response: str, answer_from: str) -> str:
 
 
 _SET_BY_US: Final = frozenset(
-    {
-        *("add_generation_prompt", "chat_template", "continue_final_message", "conversation"),
-        *("documents", "max_length", "messages", "padding", "return_assistant_tokens_mask"),
-        *("return_dict", "return_tensors", "strftime_now", "tokenize", "tokenizer_kwargs"),
-        *("tools", "truncation"),
-    }
+    (
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "documents",
+        "max_length",
+        "messages",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "strftime_now",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+        "truncation",
+    )
 )
 """What transformers' `apply_chat_template` takes itself, or a template gets from it."""
 

@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from rl_core.envs.sft_examples import SftExamples
 
 TEXT_CHECKS: Final = (
-    *("text_columns.sql", "text_no_nulls.sql", "text_unique.sql"),
+    "text_columns.sql",
+    "text_no_nulls.sql",
+    "text_unique.sql",
     "text_splits_disjoint.sql",
 )
 """SQL checks that any question in plain text must pass; the one of the columns first."""
@@ -153,7 +155,7 @@ class Rows:
 class Checks:
     """What `validate` needs to check the rows of an env."""
 
-    own: tuple[str | Path, ...] = ()
+    specific: tuple[str | Path, ...] = ()
     """SQL files in `sql/checks`, or whole paths; each selects the rows that are wrong."""
     shared: tuple[str | Path, ...] = (*TEXT_CHECKS, "text_prompt.sql", "row_count.sql")
     """Checks that other envs have too. The first one checks the columns, before the others."""
@@ -174,7 +176,7 @@ class Checks:
     @property
     def files(self) -> tuple[str | Path, ...]:
         """All SQL checks, the check of the columns first."""
-        return (*self.shared, *self.own)
+        return (*self.shared, *self.specific)
 
 
 @dataclass(frozen=True)
@@ -267,11 +269,14 @@ class TextEnv(Section):
                 f"env.format_score={self.format_score:g} of a wrong answer must be below "
                 f"env.full_score={self.full_score:g} of a right one"
             )
-        weights, count = self.reward_weights, len(self.reward)
+        count = len(self.reward)
         if len({*self.reward}) < count:
             yield (f"env.reward={[*self.reward]} names a function twice: name it once")
-        if weights and len(weights) != count:
-            yield f"env.reward_weights={[*weights]} must be one for each of {count} in env.reward"
+        if self.reward_weights and len(self.reward_weights) != count:
+            yield (
+                f"env.reward_weights={[*self.reward_weights]} must be one for each of {count} in "
+                "env.reward"
+            )
         yield from mistakes_in_chat_args(self.chat_args, self.prompt_template)
 
     @property
@@ -318,8 +323,11 @@ class TextEnv(Section):
 
     def read_question(self, text: str, answer: str | None) -> Question:
         """Returns a person's question, or raises ValueError; `answer` is None if not known."""
-        problem = Problem(0, self.name, tuple(self.prompt(text)), answer or "", 0)
-        return Question(text, problem, is_scored=answer is not None)
+        return Question(
+            text,
+            Problem(0, self.name, tuple(self.prompt(text)), answer or "", 0),
+            is_scored=answer is not None,
+        )
 
     def show_problem(self, problem: Problem) -> str:
         """Returns a problem as a person would write it, its answer included."""

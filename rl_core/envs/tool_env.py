@@ -74,14 +74,19 @@ def tool_env_of(tools: type) -> type[ToolEnv]:
             raise ValueError(f"its method {name} has {what}: a model is shown both")
         if inspect.iscoroutinefunction(method):
             raise ValueError(f"its method {name} is async: write it without")
-    about = {"__module__": tools.__module__, "__qualname__": tools.__qualname__}
     makes_problems = hasattr(tools, "problems")
-    members = {"tools": tools, "makes_problems": classmethod(lambda cls: makes_problems)}
+    members: dict[str, Any] = {
+        "__module__": tools.__module__,
+        "__qualname__": tools.__qualname__,
+        "__doc__": tools.__doc__,
+        "tools": tools,
+        "makes_problems": classmethod(lambda cls: makes_problems),
+        # Another process makes this class from the user's, which it finds by its name.
+        "__reduce__": lambda env: (_restored, (tools, env.model_dump())),
+    }
     if makes_problems:  # whose prompts are whole
         members["templates"] = {}
-    # Another process makes this class from the user's, which it finds by its name.
-    members["__reduce__"] = lambda env: (_restored, (tools, env.model_dump()))
-    return type(tools.__name__, (ToolEnv,), {**about, "__doc__": tools.__doc__, **members})
+    return type(tools.__name__, (ToolEnv,), members)
 
 
 def _restored(tools: type, settings: dict[str, Any]) -> ToolEnv:

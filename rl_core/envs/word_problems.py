@@ -13,6 +13,7 @@ on.
 import random
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
@@ -35,9 +36,30 @@ _ANNOTATION: Final = re.compile(
 _HE: Final = ("Adam", "Ben", "Carl", "Dan", "Emil", "Finn", "Hugo", "Ivan", "Jack", "Leo", "Max")
 _SHE: Final = ("Anna", "Bea", "Clara", "Dora", "Eva", "Fay", "Gina", "Ida", "June", "Lena", "Mia")
 _THINGS: Final = (
-    *("apples", "balls", "books", "buttons", "candles", "cards", "coins", "cookies"),
-    *("cups", "eggs", "flowers", "keys", "marbles", "nuts", "pears", "pens"),
-    *("pins", "plums", "ribbons", "shells", "stamps", "stickers", "stones", "toys"),
+    "apples",
+    "balls",
+    "books",
+    "buttons",
+    "candles",
+    "cards",
+    "coins",
+    "cookies",
+    "cups",
+    "eggs",
+    "flowers",
+    "keys",
+    "marbles",
+    "nuts",
+    "pears",
+    "pens",
+    "pins",
+    "plums",
+    "ribbons",
+    "shells",
+    "stamps",
+    "stickers",
+    "stones",
+    "toys",
 )
 WORDS: Final = (*_HE, *_SHE, *_THINGS, "dollars", "He", "She", "How", "Each")
 """Words around the fixed phrases of a story: who, what, and how a sentence begins."""
@@ -91,13 +113,15 @@ def _has(story: _Story) -> None:
 
 
 def _boxes(story: _Story) -> None:
-    boxes, each = story.small(), story.small()
+    boxes = story.small()
+    each = story.small()
     story.say("{name} buys {a} boxes with {b} {things} in each box.", a=boxes, b=each)
     story.calculate(boxes, "*", each)
 
 
 def _two_colours(story: _Story) -> None:
-    red, blue = story.small(30), story.small(30)
+    red = story.small(30)
+    blue = story.small(30)
     story.say("{name} has {a} red {things} and {b} blue {things}.", a=red, b=blue)
     story.calculate(red, "+", blue)
 
@@ -115,11 +139,12 @@ def _shares(story: _Story) -> None:
 
 
 def _together(story: _Story) -> None:
-    own, more = story.value, story.small()
+    before = story.value
+    more = story.small()
     sign, word = story.rng.choice((("+", "more"), ("-", "fewer")))
-    asked = "How many {things} do they have together?"
-    story.change(sign, more, f"{{other}} has {{b}} {{things}} {word}. {asked}")
-    story.calculate(own, "+", story.value)
+    question = "How many {things} do they have together?"
+    story.change(sign, more, f"{{other}} has {{b}} {{things}} {word}. {question}")
+    story.calculate(before, "+", story.value)
 
 
 _Part = Callable[[_Story], None]
@@ -166,14 +191,13 @@ _ENDINGS: Final[dict[_Part, int]] = {
 def generate_word_problems(*, size: int, seed: int) -> list[dict[str, str]]:
     """Returns different questions in GSM8K's form; a larger `size` begins with the same ones."""
     rng = random.Random(seed)
-    found: dict[str, str] = {}
+    answers: dict[str, str] = {}
     for _ in range(_MAX_DRAWS_PER_ROW * size):
-        question, answer = _write(rng)
-        found.setdefault(question, answer)
-        if len(found) == size:
-            return [{"question": question, "answer": answer} for question, answer in found.items()]
+        answers.setdefault(*_write(rng))
+        if len(answers) == size:
+            return [{"question": question, "answer": answers[question]} for question in answers]
     raise ValueError(
-        f"only {len(found)} different toy word problems were found and {size} are asked for: "
+        f"only {len(answers)} different toy word problems were found and {size} are asked for: "
         "lower data.train_size"
     )
 
@@ -185,21 +209,18 @@ def _write(rng: random.Random) -> tuple[str, str]:
     """
     num_steps = rng.randint(1, MAX_STEPS)
     while True:
-        opening, ending = rng.choice(list(_OPENINGS)), rng.choice(list(_ENDINGS))
+        opening = rng.choice(list(_OPENINGS))
+        ending = rng.choice(list(_ENDINGS))
         num_changes = num_steps - _OPENINGS[opening] - _ENDINGS[ending]
         if num_changes < 0:
             continue
         changes = [rng.choice(_CHANGES) for _ in range(num_changes)]
         name, other = rng.sample(_HE + _SHE, 2)
-        pronoun = "He" if name in _HE else "She"
-        story = _Story(rng, name, pronoun, other, rng.choice(_THINGS))
-        try:
+        story = _Story(rng, name, "He" if name in _HE else "She", other, rng.choice(_THINGS))
+        with suppress(_OutOfRangeError):
             for part in (opening, *changes, ending):
                 part(story)
-        except _OutOfRangeError:
-            continue
-        answer = "\n".join([*story.lines, f"#### {story.value}"])
-        return " ".join(story.sentences), answer
+            return " ".join(story.sentences), "\n".join([*story.lines, f"#### {story.value}"])
 
 
 @dataclass(frozen=True)
@@ -283,11 +304,11 @@ def write_response(
 def check_annotations(text: str) -> list[bool]:
     """Returns for each calculator annotation, `<<12+5=17>>`, whether it is true."""
     checked = []
-    for found in _ANNOTATION.finditer(text):
-        left, right, result = (int(found[part]) for part in ("left", "right", "result"))
-        values = {"+": left + right, "-": left - right, "*": left * right}
+    for match in _ANNOTATION.finditer(text):
+        left, right, result = (int(match[part]) for part in ("left", "right", "result"))
         divides = right != 0 and left == right * result
-        checked.append(divides if found["sign"] == "/" else values[found["sign"]] == result)
+        values = {"+": left + right, "-": left - right, "*": left * right}
+        checked.append(values.get(match["sign"]) == result or (match["sign"] == "/" and divides))
     return checked
 
 

@@ -55,32 +55,33 @@ def promote(
         champion = read_champion(file)
         if not (checkpoint / MANIFEST).is_file():
             return Promotion(False, f"not promoted: {contender.name} is gone", champion)
-        rival, rival_rows, gone = "its base model", base_rows, ""
-        if champion is not None and champion.is_there(root):
-            rival = f"the champion {champion.current.name}"
-            if champion.current.model_digest == contender.model_digest:
-                return Promotion(True, f"{champion.current.name} is the champion already", champion)
-            asked = champion_rows(champion.current)
-            if asked is None:
-                why = f"not promoted: {rival} could not be asked the same problems"
-                return Promotion(False, why, champion)
-            rival_rows = asked
-        elif champion is not None:
-            gone = f"; the champion {champion.current.name} is gone from the disk"
+        rival = champion.current if champion is not None and champion.is_there(root) else None
+        if rival is not None and rival.model_digest == contender.model_digest:
+            return Promotion(True, f"{rival.name} is the champion already", champion)
+        name = "its base model" if rival is None else f"the champion {rival.name}"
+        rival_rows = base_rows if rival is None else champion_rows(rival)
+        if rival_rows is None:
+            return Promotion(
+                False, f"not promoted: {name} could not be asked the same problems", champion
+            )
         result = compare(rows, rival_rows)
-        reason = result.against(rival) + gone
+        reason = result.against(name)
+        if champion is not None and rival is None:
+            reason += f"; the champion {champion.current.name} is gone from the disk"
         if result.verdict != "better":
             return Promotion(False, f"not promoted: {reason}", champion)
-        if champion is not None and not gone:
-            needed = champion.current.num_problems
-            if contender.num_problems < needed:
-                reason += (
-                    f", but the champion was chosen on {needed} problems: evaluate on at least "
-                    "as many"
-                )
-                return Promotion(False, f"not promoted: {reason}", champion)
+        if rival is not None and contender.num_problems < rival.num_problems:
+            reason += (
+                f", but the champion was chosen on {rival.num_problems} problems: evaluate on at "
+                "least as many"
+            )
+            return Promotion(False, f"not promoted: {reason}", champion)
         promoted_now = PromotedContender(**contender.model_dump(), promoted_at=now, reason=reason)
-        history = (*champion.history, champion.current) if champion else ()
-        promoted = Champion(env=env, problems=problems, current=promoted_now, history=history)
+        promoted = Champion(
+            env=env,
+            problems=problems,
+            current=promoted_now,
+            history=(*champion.history, champion.current) if champion else (),
+        )
         write_text_atomically(file, promoted.model_dump_json(indent=2) + "\n")
     return Promotion(True, f"promoted: {reason}", promoted)

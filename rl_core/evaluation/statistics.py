@@ -60,7 +60,8 @@ def chance(chances: Sequence[float], num_samples: int) -> Estimate:
     Source: Dean and Pagano 2015, "Evaluating Confidence Interval Methods for Binomial Proportions
     in Clustered Surveys", the Wilson interval of the effective sample size.
     """
-    mean, variance = float(np.mean(chances)), float(np.var(chances))
+    mean = float(np.mean(chances))
+    variance = float(np.var(chances))
     most = num_samples if 0 < mean < 1 else 1
     problems = len(chances) * min(most, mean * (1 - mean) / variance if variance > 0 else most)
     return Estimate(mean, *wilson_interval(mean * problems, problems))
@@ -78,18 +79,23 @@ def paired(correct: Sequence[int], others: Sequence[int], num_samples: int) -> P
     won = sum(a > b for a, b in zip(correct, others, strict=True))
     lost = sum(b > a for a, b in zip(correct, others, strict=True))
     if num_samples == 1:
-        interval = gain_interval(won, lost, num_problems)
-        gain = Estimate((won - lost) / num_problems, *interval)
+        gain = Estimate((won - lost) / num_problems, *gain_interval(won, lost, num_problems))
         return Paired(won, lost, mcnemar_p(won, lost), gain)
-    a, b = np.asarray(correct) / num_samples, np.asarray(others) / num_samples
-    pairs_won, pairs_lost = float(np.mean(a * (1 - b))), float(np.mean(b * (1 - a)))
+    a = np.asarray(correct) / num_samples
+    b = np.asarray(others) / num_samples
+    pairs_won = float(np.mean(a * (1 - b)))
+    pairs_lost = float(np.mean(b * (1 - a)))
     mean = pairs_won - pairs_lost
     variance = float(np.var(a - b))
     of_a_pair = pairs_won + pairs_lost - mean**2
     size = num_problems * min(num_samples, of_a_pair / variance if variance > 0 else num_samples)
     low, high = gain_interval(pairs_won * size, pairs_lost * size, size)
-    differences = [a - b for a, b in zip(correct, others, strict=True)]
-    return Paired(won, lost, sign_flip_p(differences), Estimate(mean, low, high))
+    return Paired(
+        won,
+        lost,
+        sign_flip_p([a - b for a, b in zip(correct, others, strict=True)]),
+        Estimate(mean, low, high),
+    )
 
 
 def means(values: npt.ArrayLike) -> list[Estimate]:
@@ -110,7 +116,8 @@ def wilson_interval(num_correct: float, num_total: float) -> tuple[float, float]
 
     Source: Wilson 1927, "Probable Inference, the Law of Succession, and Statistical Inference".
     """
-    observed, z2 = num_correct / num_total, Z_95**2
+    observed = num_correct / num_total
+    z2 = Z_95**2
     centre = (observed + z2 / (2 * num_total)) / (1 + z2 / num_total)
     half = (
         Z_95
@@ -222,8 +229,8 @@ def gain_interval(num_won: float, num_lost: float, num_total: float) -> tuple[fl
         return (num_won - num_lost - num_total * gain) ** 2 <= Z_95**2 * variance
 
     ends = []
-    for end in (-1.0, 1.0):
-        inside, outside = seen, end
+    for outside in (-1.0, 1.0):
+        inside = seen
         for _ in range(40):
             middle = (inside + outside) / 2
             inside, outside = (middle, outside) if is_likely(middle) else (inside, middle)

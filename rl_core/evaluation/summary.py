@@ -144,8 +144,9 @@ def summarise(rows: Sequence[Row]) -> EvaluationSummary:
             for of_one in _by_problem(counted)
         ]
     )
-    known = [row for row in counted if row["num_solutions"]]
-    by_source = _groups(counted, lambda row: row["data_source"], lambda own: own[0]["data_source"])
+    by_source = _groups(
+        counted, lambda row: row["data_source"], lambda group: group[0]["data_source"]
+    )
     return EvaluationSummary(
         model=counted[0]["model"],
         step=counted[0]["step"],
@@ -161,9 +162,13 @@ def summarise(rows: Sequence[Row]) -> EvaluationSummary:
         by_num_operands=_groups(
             [row for row in counted if row["num_operands"] is not None],
             lambda row: row["num_operands"],
-            lambda own: f"{own[0]['num_operands']} numbers",
+            lambda group: f"{group[0]['num_operands']} numbers",
         ),
-        by_difficulty=_groups(known, lambda row: row["num_solutions"].bit_length(), _range),
+        by_difficulty=_groups(
+            [row for row in counted if row["num_solutions"]],
+            lambda row: row["num_solutions"].bit_length(),
+            _range,
+        ),
         by_data_source=by_source if len(by_source) > 1 else (),
         num_samples=num_samples,
         is_greedy=counted[0]["mode"] == "greedy",
@@ -210,10 +215,14 @@ def compare(rows: Sequence[Row], other: Sequence[Row]) -> Comparison:
 
 def _by_problem(rows: Sequence[Row]) -> list[list[Row]]:
     """Returns the rows of each problem, which have as many each."""
-    groups: defaultdict[int, list[Row]] = defaultdict(list)
+    return list(_grouped(rows, lambda row: row["prompt_index"]).values())
+
+
+def _grouped(rows: Sequence[Row], key: Callable[[Row], Any]) -> dict[Any, list[Row]]:
+    groups: defaultdict[Any, list[Row]] = defaultdict(list)
     for row in rows:
-        groups[row["prompt_index"]].append(row)
-    return list(groups.values())
+        groups[key(row)].append(row)
+    return groups
 
 
 def _share(rows: Sequence[Row], counts: Callable[[Row], bool]) -> Estimate:
@@ -244,8 +253,8 @@ def _majority_at_k(samples: Collection[Sequence[Row]]) -> dict[int, Estimate]:
         return {}
     won = []
     for rows in samples:
-        wrong = Counter(row["value"] for row in rows if row["verdict"] != "correct")
-        wrong.pop(None, None)
+        votes = (row["value"] for row in rows if row["verdict"] != "correct")
+        wrong = Counter(value for value in votes if value is not None)
         won.append(majority_credit(_num_correct(rows), wrong.values()))
     return {min(map(len, samples)): chance(won, 1)}
 
@@ -257,12 +266,9 @@ def _num_correct(rows: Sequence[Row]) -> int:
 def _groups(
     rows: Sequence[Row], key: Callable[[Row], Any], label: Callable[[Sequence[Row]], str]
 ) -> tuple[Group, ...]:
-    groups: defaultdict[Any, list[Row]] = defaultdict(list)
-    for row in rows:
-        groups[key(row)].append(row)
     return tuple(
         Group(label(some), len(_by_problem(some)), _share(some, _is_correct()))
-        for _, some in sorted(groups.items())
+        for _, some in sorted(_grouped(rows, key).items())
     )
 
 

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median, quantiles
 from typing import Final
+
+import numpy as np
 
 from rl_core.config.operations import BudgetConfig
 from rl_core.system.words import duration
@@ -34,12 +35,7 @@ def measured_step(step_seconds: Iterable[float], *, at_least: int = MEASURED_FRO
     Tests and saves are not part of every step: the median leaves them out.
     """
     last = list(step_seconds)[-_LAST_STEPS:]
-    if len(last) < at_least:
-        return None
-    if len(last) == 1:
-        return Spread(last[0], last[0], last[0])
-    low, _, high = quantiles(last, n=4, method="inclusive")
-    return Spread(low, median(last), high)
+    return Spread(*np.quantile(last, (0.25, 0.5, 0.75)).tolist()) if len(last) >= at_least else None
 
 
 def time_left(

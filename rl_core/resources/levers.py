@@ -143,21 +143,6 @@ def _kv_cache(config: RunConfig, shape: ModelShape | None) -> list[int]:
     return _halves(config.rollout.kv_cache_mib, least)
 
 
-def _sequences(config: RunConfig, shape: ModelShape | None) -> list[int]:
-    return _halves(config.rollout.max_num_seqs, _LEAST_SEQUENCES)
-
-
-def _planned_sequences(config: RunConfig, shape: ModelShape | None) -> list[int]:
-    """Empty for vLLM: its cache has a fixed size, however many responses share it."""
-    is_planned = config.rollout.engine == "hf"
-    return _halves(asked_at_a_time(config)[0], _LEAST_SEQUENCES) if is_planned else []
-
-
-def _engines(config: RunConfig, shape: ModelShape | None) -> list[int]:
-    """On a CPU all engines use one memory, each with its own weights."""
-    return [] if config.resources.rollout_gpus else _halves(config.rollout.num_engines, 1)
-
-
 def _threads(config: RunConfig, shape: ModelShape | None) -> list[int]:
     """On a CPU each thread of a single learner holds the activations of its own micro-batch."""
     resources = config.resources
@@ -174,8 +159,10 @@ def _more_ranks(config: RunConfig, shape: ModelShape | None) -> list[int]:
 
 def _micro_batches(config: RunConfig) -> list[int]:
     """Returns smaller micro-batches, down to one longest row."""
-    longest = config.data.max_prompt_length + config.data.max_response_length
-    return _halves(config.actor.micro_batch_tokens, longest)
+    return _halves(
+        config.actor.micro_batch_tokens,
+        config.data.max_prompt_length + config.data.max_response_length,
+    )
 
 
 def _busy_tokens(config: RunConfig) -> int:
@@ -187,8 +174,16 @@ _SHARE: Final = Lever(
     "rollout.gpu_memory_utilization", _shares, "responses wait for each other", frees="engine"
 )
 _KV_CACHE: Final = replace(_SHARE, name="rollout.kv_cache_mib", steps=_kv_cache)
-_SEQUENCES: Final = Lever("rollout.max_num_seqs", _sequences, "fewer responses at a time")
-_ENGINES: Final = Lever("rollout.num_engines", _engines, "generation is half as fast")
+_SEQUENCES: Final = Lever(
+    "rollout.max_num_seqs",
+    lambda c, _: _halves(c.rollout.max_num_seqs, _LEAST_SEQUENCES),
+    "fewer responses at a time",
+)
+_ENGINES: Final = Lever(  # on a CPU all use one memory, each with its own weights
+    "rollout.num_engines",
+    lambda c, _: [] if c.resources.rollout_gpus else _halves(c.rollout.num_engines, 1),
+    "generation is half as fast",
+)
 _SNAPSHOT: Final = _switch(
     "checkpoints.in_background", "training waits for each save", to=False, frees="machine"
 )
@@ -241,7 +236,12 @@ LEVERS: Final[tuple[Lever, ...]] = (
     ),
     _switch(_SNAPSHOT.name, _SNAPSHOT.costs, lambda c: not c.resources.learner_gpus, to=False),
     _KV_CACHE,
-    replace(_SEQUENCES, steps=_planned_sequences),
+    replace(  # not for vLLM: its cache has a fixed size, however many responses share it
+        _SEQUENCES,
+        steps=lambda c, _: (
+            _halves(asked_at_a_time(c)[0], _LEAST_SEQUENCES) if c.rollout.engine == "hf" else []
+        ),
+    ),
     SLEEP,
     CHECKPOINTING,
     OFFLOAD,
@@ -269,7 +269,7 @@ _CACHE: Final = (
     _KV_CACHE,
     Lever(
         _SEQUENCES.name,
-        lambda c, s: [] if _has_share(c) else _sequences(c, s),
+        lambda c, s: [] if _has_share(c) else _SEQUENCES.steps(c, s),
         _SEQUENCES.costs,
         frees="engine",
     ),

@@ -82,8 +82,7 @@ def snapshot_bytes(shape: ModelShape, config: RunConfig) -> int:
     It holds the weights that learn and their moments and, of adapters that are merged, the model.
     """
     models = model_sizes(shape, config)
-    is_merged = config.model.lora_rank and config.saves_whole_models
-    merged = shape.num_parameters if is_merged else 0
+    merged = shape.num_parameters if config.model.lora_rank and config.saves_whole_models else 0
     both = models.actor + models.critic
     return _FLOAT32 * (merged + both) + moment_bytes(both, config)
 
@@ -122,8 +121,7 @@ def frozen_bytes(shape: ModelShape, config: RunConfig) -> int:
 
 def _holds_bfloat16(shape: ModelShape, config: RunConfig) -> bool:
     """Whether frozen matrices are kept in bfloat16, see models/lora.py."""
-    is_lossless = shape.in_bfloat16 and config.compute_dtype == "bfloat16"
-    return is_lossless and config.model.lora_rank > 0
+    return config.model.lora_rank > 0 and shape.in_bfloat16 and config.compute_dtype == "bfloat16"
 
 
 class ModelSizes(NamedTuple):
@@ -280,10 +278,9 @@ def _gathered_bytes(
     Forward, three layers: the one that computes, the next, and their transfer buffer. Backward, two
     more: one layer's gradient, and its copy in the buffer.
     """
-    rank = config.model.lora_rank
-    of_layers = shape.num_adapter_parameters(rank)
-    if not rank:
-        of_layers = shape.num_layers * shape.num_layer_parameters
+    of_layers = shape.num_layers * shape.num_layer_parameters
+    if config.model.lora_rank:
+        of_layers = shape.num_adapter_parameters(config.model.lora_rank)
     layer = of_layers // shape.num_layers
     return _FLOAT32 * (num_parameters - of_layers + (5 if learns else 3) * layer)
 

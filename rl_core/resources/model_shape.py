@@ -35,9 +35,11 @@ class StoredSizes(NamedTuple):
     @classmethod
     def of(cls, folder: Path, *, tied: bool) -> Self:
         """Returns the sizes that headers say; ValueError without files, or if one is damaged."""
-        shapes: dict[str, tuple[int, ...]] = {}
-        for file in weight_files(folder):
-            shapes |= {name: tensor.shape for name, tensor in tensors_of(folder / file).items()}
+        shapes = {
+            name: tensor.shape
+            for file in weight_files(folder)
+            for name, tensor in tensors_of(folder / file).items()
+        }
         if tied:
             shapes.pop("lm_head.weight", None)
         has_experts = any(".experts." in name for name in shapes)
@@ -261,8 +263,8 @@ def known_config(name: str) -> dict[str, Any] | None:
     match = re.fullmatch(r"(?:modelscope:)?Qwen/(.+?)(?:-Instruct|-Base)?", name)
     if match is None or match[1] not in _SIZES:
         return None
-    sizes = dict(zip(_FIELDS, _SIZES[match[1]], strict=True))
-    return _SHARED[match[1].partition("-")[0]] | sizes
+    shared = _SHARED[match[1].partition("-")[0]]
+    return shared | dict(zip(_FIELDS, _SIZES[match[1]], strict=True))
 
 
 def known_shape(name: str) -> ModelShape | None:

@@ -10,12 +10,13 @@ Source: Williams, Waterman, Patterson 2009, "Roofline"; operations as `profiling
 """
 
 import math
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from rl_core.config.run import RunConfig
 from rl_core.resources.cost import Spread
+from rl_core.resources.levers import Value, with_unchecked
 from rl_core.resources.memory_plan import ModelShape, compute_width, model_sizes, moment_bytes
+from rl_core.resources.placement import shares_a_card
 
 _WITHIN: Final = 2  # every step that was timed lies between half and twice the estimate
 _ADAM_BYTES: Final = 7 * 4  # weight, gradient, two moments are read, all but the gradient written
@@ -31,8 +32,7 @@ _SEARCH_SHARE: Final = 1 / 3
 128 tokens at first and 43 at the end, SmolLM2's 59 of 160 (benchmarks/README.md)."""
 
 
-@dataclass(frozen=True)
-class Shares:
+class Shares(NamedTuple):
     """The part of its peak that a device reaches, and the seconds that are lost in between."""
 
     learner: float
@@ -50,8 +50,7 @@ time, 24,800 tokens/s with vLLM and 5,250 with hf; 2 ms a layer of a pass over 8
 CPU: Final = Shares(0.5, 0.5, 0.5, 0.010, 0.0, 0.0002, 0.3)
 
 
-@dataclass(frozen=True)
-class Machine:
+class Machine(NamedTuple):
     """A device and its peak rates: a card, or the CPU threads of each process."""
 
     name: str
@@ -61,8 +60,7 @@ class Machine:
     bandwidth: float  # bytes/s of an engine
 
 
-@dataclass(frozen=True)
-class Lengths:
+class Lengths(NamedTuple):
     """Tokens: a prompt's and a response's mean, and a step's longest response."""
 
     prompt: float
@@ -70,8 +68,7 @@ class Lengths:
     longest: float
 
 
-@dataclass(frozen=True)
-class StepTime:
+class StepTime(NamedTuple):
     """Seconds of a step by their use; with `is_ahead` generation and learning overlap."""
 
     generate: float
@@ -98,8 +95,9 @@ def guess_lengths(config: RunConfig) -> Lengths:
     searches = config.model.path is None or config.sft.data == "traces"
     usual = most * _SEARCH_SHARE if searches else min(most, _USUAL_RESPONSE)
     num_rows = config.data.train_batch_size * config.algorithm.group_size
-    longest = expected_longest(usual, num_rows, most)
-    return Lengths(config.data.max_prompt_length / 2, usual, longest)
+    return Lengths(
+        config.data.max_prompt_length / 2, usual, expected_longest(usual, num_rows, most)
+    )
 
 
 def expected_longest(mean: float, num_rows: int, most: int) -> float:
@@ -115,14 +113,8 @@ def step_time(
     shares: Shares | None = None,
 ) -> StepTime:
     """Returns the seconds of one step, of guessed lengths; the critic has the actor's backbone."""
-    resources = config.resources
-    rollout = config.rollout
     lengths = lengths or guess_lengths(config)
     shares = shares or (H200 if machine.on_gpu else CPU)
-    num_cards = resources.learner_ranks * resources.learner_gpus
-    num_cards += rollout.num_engines * rollout.tensor_parallel_size * resources.rollout_gpus
-    # On a CPU each process has threads of its own.
-    takes_turns = resources.learner_gpus > 0 and num_cards <= 1
     rounds = range(config.algorithm.resample_rounds + 1)
     drawn = [config.data.train_batch_size * _REPLACED**i for i in rounds]
     return StepTime(
@@ -132,38 +124,40 @@ def step_time(
             if num_prompts >= 1
         ),
         learn=_learn(shape, config, machine, lengths, shares),
-        sync=compute_width(config) * shape.num_parameters * rollout.num_engines / _HOST_LINK,
+        sync=compute_width(config) * shape.num_parameters * config.rollout.num_engines / _HOST_LINK,
         other=shares.step_s,
-        is_ahead=rollout.staleness > 0 and not takes_turns,
+        is_ahead=config.rollout.staleness > 0 and not shares_a_card(config),
     )
 
 
 def test_s(shape: ModelShape, config: RunConfig, machine: Machine) -> float:
     """Returns the seconds of one test during training."""
-    size = min(config.trainer.test_problems, config.data.test_size)
-    samples = config.evaluation.samples_that_count
-    data = config.data.model_copy(update={"train_batch_size": size})
-    algorithm = config.algorithm.model_copy(update={"group_size": samples, "resample_rounds": 0})
-    test = config.model_copy(update={"data": data, "algorithm": algorithm})
-    return step_time(shape, test, machine).generate
+    asks = {
+        "data.train_batch_size": min(config.trainer.test_problems, config.data.test_size),
+        "algorithm.group_size": config.evaluation.samples_that_count,
+        "algorithm.resample_rounds": 0,
+    }
+    return step_time(shape, with_unchecked(config, asks), machine).generate
 
 
 def sft_step_s(shape: ModelShape, config: RunConfig, machine: Machine) -> float:
     """Returns the seconds of a step of SFT (`sft.data` is set): one process, no critic."""
     sft = config.sft
-    sizes = {"train_batch_size": sft.batch_size}
-    if sft.data != "traces":  # those are at most as long as training allows
-        half = sft.max_length // 2
-        sizes |= {"max_prompt_length": half, "max_response_length": half}
-    changes = {
-        "model": {} if sft.lora_rank is None else {"lora_rank": sft.lora_rank},
-        "data": sizes,
-        "algorithm": {"estimator": "grpo", "group_size": 1, "kl_mode": "none"},
-        "actor": {"mini_batch_size": sft.batch_size, "ppo_epochs": 1},
-        "resources": {"learner_ranks": 1, "offload": False},
+    learns: dict[str, Value] = {
+        "algorithm.estimator": "grpo",
+        "algorithm.group_size": 1,
+        "algorithm.kl_mode": "none",
+        "data.train_batch_size": sft.batch_size,
+        "actor.mini_batch_size": sft.batch_size,
+        "actor.ppo_epochs": 1,
+        "resources.learner_ranks": 1,
+        "resources.offload": False,
     }
-    update = {x: getattr(config, x).model_copy(update=changes[x]) for x in changes}
-    return step_time(shape, config.model_copy(update=update), machine).learn
+    if sft.data != "traces":  # those are at most as long as training allows
+        learns["data.max_prompt_length"] = learns["data.max_response_length"] = sft.max_length // 2
+    if sft.lora_rank is not None:
+        learns["model.lora_rank"] = sft.lora_rank
+    return step_time(shape, with_unchecked(config, learns), machine).learn
 
 
 def decoding_steps(num_rows: float, lengths: Lengths, max_num_seqs: int) -> float:
@@ -184,8 +178,8 @@ def forward_flops(
     weights = shape.num_layers * shape.num_layer_parameters * num_tokens
     row = lengths.prompt + lengths.response
     attention = shape.num_layers * shape.num_heads * shape.head_size * num_rows * row**2
-    head = shape.vocab_size * shape.hidden_size * num_rows * lengths.response if has_head else 0.0
-    return 2 * (weights + attention + head)
+    head = shape.vocab_size * shape.hidden_size * num_rows * lengths.response
+    return 2 * (weights + attention + has_head * head)
 
 
 def _generate(
@@ -199,10 +193,9 @@ def _generate(
     """Returns the seconds of the responses to so many prompts."""
     width = compute_width(config)
     rollout = config.rollout
-    engines = config.rollout.num_engines
-    if machine.on_gpu:  # engines that are not split: several on one card share its bandwidth
-        engines = max(1, min(engines, math.floor(engines * config.resources.rollout_gpus)))
-    num_prompts /= engines
+    # Engines that are not split: several on one card share its bandwidth.
+    share_of_card = min(1.0, config.resources.rollout_gpus) if machine.on_gpu else 1.0
+    num_prompts /= max(1, math.floor(rollout.num_engines * share_of_card))
     num_rows = num_prompts * config.algorithm.group_size
     # Of more engines than rows, each has one row or none: those with one decide.
     decodes = decoding_steps(max(num_rows, 1.0), lengths, rollout.max_num_seqs)
@@ -214,52 +207,53 @@ def _generate(
     rate = machine.engine_flops * shares.engine
     compute_s = 2 * per_token * num_rows * lengths.response / rate
     # A group's prompt is read once.
-    prompt = Lengths(lengths.prompt, 0, 0)
-    prefill = forward_flops(shape, num_prompts, prompt, num_prompts=num_prompts, has_head=False)
-    whole = prefill / rate + max(read_s, compute_s)
-    is_hf = rollout.engine == "hf"
-    launch_s = shape.num_layers * shares.decode_layer_s if is_hf else 0.0
+    prefill = forward_flops(
+        shape,
+        num_prompts,
+        Lengths(lengths.prompt, 0, 0),
+        num_prompts=num_prompts,
+        has_head=False,
+    )
+    launch_s = shape.num_layers * shares.decode_layer_s if rollout.engine == "hf" else 0.0
     parts = rollout.tensor_parallel_size if machine.on_gpu else 1
-    return whole / parts + decodes * max(launch_s, shares.decode_s)
+    whole_s = prefill / rate + max(read_s, compute_s)
+    return whole_s / parts + decodes * max(launch_s, shares.decode_s)
 
 
 def _learn(
     shape: ModelShape, config: RunConfig, machine: Machine, lengths: Lengths, shares: Shares
 ) -> float:
     """Returns the seconds of a step's passes and updates."""
-    data = config.data
-    actor = config.actor
     ranks = config.resources.learner_ranks
-    num_rows = data.train_batch_size * config.algorithm.group_size
+    num_prompts = config.data.train_batch_size
+    num_rows = num_prompts * config.algorithm.group_size
     of_actor, of_critic = (
-        forward_flops(shape, num_rows, lengths, num_prompts=data.train_batch_size, has_head=x)
-        for x in (True, False)
+        forward_flops(shape, num_rows, lengths, num_prompts=num_prompts, has_head=has_head)
+        for has_head in (True, False)
     )
     sizes = model_sizes(shape, config)
     actor_passes, critic_passes = _passes(config)
     actor_passes += sizes.teacher / shape.num_parameters  # one forward pass, of its own size
     flops = actor_passes * of_actor + critic_passes * of_critic
-    compute_s = flops / (machine.learner_flops * shares.learner)
-    num_updates = actor.ppo_epochs * (data.train_batch_size // actor.mini_batch_size)
-    num_tokens = num_rows * (lengths.prompt + lengths.response)
+    num_updates = config.actor.ppo_epochs * (num_prompts // config.actor.mini_batch_size)
     # A rank has at least one pass in each update, however small.
-    num_micro = max(num_tokens / max(actor.micro_batch_tokens, 1) / ranks, num_updates)
+    num_tokens = num_rows * (lengths.prompt + lengths.response)
+    num_micro = max(num_tokens / config.actor.micro_batch_tokens / ranks, num_updates)
     launch_s = (actor_passes + critic_passes) * num_micro * shape.num_layers * shares.layer_s
     share = math.ceil((sizes.actor + sizes.critic) / ranks)
     adam_s = num_updates * _ADAM_BYTES * share / (machine.bandwidth * shares.bandwidth)
     # Offloaded moments go to the card and back in each update.
     offloads = machine.on_gpu and config.resources.offload
     moved = 2 * num_updates * moment_bytes(share, config) if offloads else 0
+    compute_s = flops / (machine.learner_flops * shares.learner)
     return max(compute_s, launch_s) + adam_s + moved / _HOST_LINK
 
 
 def _passes(config: RunConfig) -> tuple[float, float]:
     """Returns a step's work, in forward passes of the actor and of a critic's backbone."""
-    algorithm = config.algorithm
-    model = config.model
-    epochs = config.actor.ppo_epochs
     # Forward, and twice that backward; the gradient of weights below adapters is not computed.
-    update = epochs * (3 + bool(model.gradient_checkpointing) - bool(model.lora_rank))
-    actor = update + (not config.has_one_update) + bool(algorithm.has_reference)
-    critic = update + (not config.has_one_critic_update) if algorithm.formula.needs_critic else 0
-    return actor, critic
+    of_update = 3 + config.model.gradient_checkpointing - (config.model.lora_rank > 0)
+    update = config.actor.ppo_epochs * of_update
+    actor = update + (not config.has_one_update) + config.algorithm.has_reference
+    critic = update + (not config.has_one_critic_update)
+    return actor, critic if config.algorithm.formula.needs_critic else 0

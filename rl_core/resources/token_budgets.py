@@ -134,9 +134,10 @@ def log_out_of_memory(step: int | None, metrics: Mapping[str, float]) -> None:
                 "is unchanged"
             )
         elif kind == "memory/oom_seqs":
-            now = int(metrics["memory/budget_seqs/gen"])
-            counts = f"{int(failed)} -> {now} responses at a time"
-            message = f"out of memory in {phase}: {counts}, nothing was lost"
+            message = (
+                f"out of memory in {phase}: {int(failed)} -> "
+                f"{int(metrics['memory/budget_seqs/gen'])} responses at a time, nothing was lost"
+            )
         else:
             continue
         _logger.warning("%s: %s", when, message)

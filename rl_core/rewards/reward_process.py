@@ -65,8 +65,7 @@ class RewardProcess(Child):
             result = reply.result(self._limit_s)
         except (OSError, EOFError, ValueError, LookupError) as error:
             self._end(error, self._limit_s)
-            kind = RewardFailed if self._lost == {number} else LostWithOthers
-            raise kind(self._why) from None
+            raise (RewardFailed if self._lost == {number} else LostWithOthers)(self._why) from None
         finally:
             self._pending.pop(number, None)
         if "error" in result:
@@ -88,16 +87,12 @@ class RewardProcess(Child):
         with self._lock:
             if self._why:
                 return
-            is_late, code = isinstance(error, TimeoutError), None
-            if not is_late:
+            self._why = f"no answer within {timeout_s:g} s"
+            if not isinstance(error, TimeoutError):
+                self._why = f"its answer could not be read ({type(error).__name__})"
                 with suppress(subprocess.TimeoutExpired):
                     code = self.process.wait(timeout=1.0)
-            if is_late:
-                self._why = f"no answer within {timeout_s:g} s"
-            elif code is None:
-                self._why = f"its answer could not be read ({type(error).__name__})"
-            else:
-                self._why = f"its process died: {how_it_ended(code)}"
+                    self._why = f"its process died: {how_it_ended(code)}"
             self.close()
             self._lost = set(self._pending)
             for reply in list(self._pending.values()):

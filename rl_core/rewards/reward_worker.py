@@ -119,8 +119,8 @@ def checked(result: object) -> dict[str, Any]:
 
     TypeError for neither a number nor a mapping with one, ValueError for a non-finite score.
     """
-    said = result if isinstance(result, Mapping) else {"score": result}
-    score: Any = said.get("score")
+    values: Mapping[str, Any] = result if isinstance(result, Mapping) else {"score": result}
+    score: Any = values.get("score")
     # The score may be a number or a truth value, of Python, numpy or torch.
     if not isinstance(score, numbers.Real) and getattr(score, "shape", None) != ():
         kind = type(score if isinstance(result, Mapping) else result).__name__
@@ -128,12 +128,10 @@ def checked(result: object) -> dict[str, Any]:
     if not math.isfinite(score):
         raise ValueError(f"returned {float(score)}, which is no score")
     plain: dict[str, Any] = {"score": float(score)}
-    is_right: Any = said.get("acc")
-    if is_right is not None:
-        plain["acc"] = bool(is_right >= 1)  # half of the tests passed is not correct
-    if "pred" in said:
-        read = said["pred"]
-        text = "" if read is None else str(read)[:LONGEST_ANSWER].strip()
+    if values.get("acc") is not None:
+        plain["acc"] = bool(values["acc"] >= 1)  # half of the tests passed is not correct
+    if "pred" in values:
+        text = "" if values["pred"] is None else str(values["pred"])[:LONGEST_ANSWER].strip()
         # Half of a surrogate pair, as json.loads gives it, cannot be written to a file.
         plain["pred"] = text.encode(errors="replace").decode() or None
     return plain

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from itertools import count
 from typing import Any, Final
 
 from rl_core.config.rollout import RewardConfig
@@ -64,8 +65,7 @@ class Rewards:
 
     def __init__(self, env: TextEnv) -> None:
         self._env = env
-        self._told = 0
-        self._lock = threading.Lock()
+        self._failures = count(1)
         self._closing = False
 
     def submit(
@@ -78,11 +78,9 @@ class Rewards:
 
     def _failed(self, name: str, problem: Problem, error: Exception) -> ScoredText:
         """Returns the verdict of a response without a reward; the log has the first reasons."""
-        with self._lock:
-            self._told += 1
-            count, closing = self._told, self._closing
-        if count <= _REASONS_TOLD and not closing:
-            last = "; later failures are not logged" if count == _REASONS_TOLD else ""
+        number = next(self._failures)  # in one step, whichever thread takes it
+        if number <= _REASONS_TOLD and not self._closing:
+            last = "; later failures are not logged" if number == _REASONS_TOLD else ""
             _logger.warning(
                 "%s gave no reward for a response to problem %d, which teaches nothing: %s%s",
                 name,
@@ -116,27 +114,21 @@ class NotedRewards(Rewards):
 def start_rewards(env: TextEnv, limits: RewardConfig = _LIMITS) -> Iterator[Rewards]:
     """Yields the scorer of the env's responses; ValueError if `env.reward` names no function."""
     with ExitStack() as stack:
+        rewards = Rewards(env)
         toolbox = None
         if isinstance(env, ToolEnv):
             toolbox = stack.enter_context(closing(Toolbox(env, limits)))
-        rewards = _scorer(env, limits, toolbox, stack)
+            if hasattr(env.tools, "reward"):
+                rewards = _ToolRewards(env, toolbox)
+        if env.reward:
+            pool = stack.enter_context(ThreadPoolExecutor(1, "rewards"))
+            scorers = [
+                stack.enter_context(closing(_UserRewards(env, name, limits))) for name in env.reward
+            ]
+            is_plain = len(scorers) == 1 and not env.reward_weights
+            rewards = scorers[0] if is_plain else _WeightedRewards(env, scorers, pool)
         rewards.toolbox = toolbox
         yield rewards
-
-
-def _scorer(
-    env: TextEnv, limits: RewardConfig, toolbox: Toolbox | None, stack: ExitStack
-) -> Rewards:
-    if toolbox and not env.reward and hasattr(toolbox.kind, "reward"):
-        return _ToolRewards(env, toolbox)
-    if env.reward:
-        pool = stack.enter_context(ThreadPoolExecutor(1, "rewards"))
-        scorers = [
-            stack.enter_context(closing(_UserRewards(env, name, limits))) for name in env.reward
-        ]
-        is_plain = len(scorers) == 1 and not env.reward_weights
-        return scorers[0] if is_plain else _WeightedRewards(env, scorers, pool)
-    return Rewards(env)
 
 
 def refusal(
@@ -151,8 +143,7 @@ def refusal(
             Toolbox(env, limits).close()
         except ValueError as error:
             return str(error)
-    reasons = (_refusal(name, tried_on, limits) for name in env.reward)
-    return next(filter(None, reasons), None)
+    return next(filter(None, (_refusal(name, tried_on, limits) for name in env.reward)), None)
 
 
 def _refusal(name: str, tried_on: Sequence[Problem], limits: RewardConfig) -> str | None:
@@ -178,12 +169,12 @@ def _refusal(name: str, tried_on: Sequence[Problem], limits: RewardConfig) -> st
     )
 
 
-def _scored(said: Mapping[str, Any], env: TextEnv) -> ScoredText:
+def _scored(result: Mapping[str, Any], env: TextEnv) -> ScoredText:
     """Returns what a user's function returned, as a score with its verdict."""
-    is_correct = said.get("acc", said["score"] >= env.full_score)
-    read, is_answer = said.get("pred"), said.get("pred", True)
-    verdict = "correct" if is_correct else INCORRECT if is_answer else NO_ANSWER
-    return ScoredText(said["score"], verdict, answer=read, value=read)
+    is_correct = result.get("acc", result["score"] >= env.full_score)
+    verdict = "correct" if is_correct else INCORRECT if result.get("pred", True) else NO_ANSWER
+    answer = result.get("pred")
+    return ScoredText(result["score"], verdict, answer=answer, value=answer)
 
 
 class _ToolRewards(Rewards):
@@ -197,8 +188,9 @@ class _ToolRewards(Rewards):
     def submit(
         self, response: str, problem: Problem, turns: Sequence[Turn] = ()
     ) -> Future[ScoredText]:
-        pending = self._toolbox.submit_reward(response, turns, problem)
-        return self._pool.submit(self._read, pending, problem)
+        return self._pool.submit(
+            self._read, self._toolbox.submit_reward(response, turns, problem), problem
+        )
 
     def _read(self, pending: Future[dict[str, Any]], problem: Problem) -> ScoredText:
         try:
@@ -255,16 +247,20 @@ class _WeightedRewards(Rewards):
     def submit(
         self, response: str, problem: Problem, turns: Sequence[Turn] = ()
     ) -> Future[ScoredText]:
-        pending = [scorer.submit(response, problem) for scorer in self._scorers]
-        return self._pool.submit(self._add_up, pending)
+        return self._pool.submit(
+            self._add_up, [scorer.submit(response, problem) for scorer in self._scorers]
+        )
 
     def _add_up(self, pending: Sequence[Future[ScoredText]]) -> ScoredText:
         parts = [part.result() for part in pending]
         if failed := next((part for part in parts if part.verdict == REWARD_ERROR), None):
             return failed
         scores = [part.score for part in parts]
-        score = sum(w * s for w, s in zip(self._weights, scores, strict=True))
-        return replace(parts[0], score=score, rewards=tuple(zip(self._names, scores, strict=True)))
+        return replace(
+            parts[0],
+            score=sum(w * s for w, s in zip(self._weights, scores, strict=True)),
+            rewards=tuple(zip(self._names, scores, strict=True)),
+        )
 
 
 def _labels(names: Sequence[str]) -> list[str]:

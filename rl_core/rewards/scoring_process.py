@@ -9,6 +9,7 @@ import os
 import resource
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -73,12 +74,14 @@ class ScoringProcess:
         self._child.close()
 
     def _started(self) -> Child:
-        limits = self._config.reward
-        environment = {"PYTHONHASHSEED": self._hash_seed}
-        child = Child("rl_core.rewards.scoring_process", os.getpid(), environment=environment)
+        child = Child(
+            "rl_core.rewards.scoring_process",
+            os.getpid(),
+            environment={"PYTHONHASHSEED": self._hash_seed},
+        )
         try:
             child.send({"config": self._config.model_dump(mode="json")}, _START_S)
-            reply = child.receive(_START_S + limits.timeout_s)
+            reply = child.receive(_START_S + self._config.reward.timeout_s)
         except (OSError, EOFError, ValueError) as error:
             child.close()
             raise ValueError(f"the reward cannot be loaded: {describe(error)}") from None
@@ -123,13 +126,10 @@ def _answer(scorer: Rewards, message: dict[str, Any]) -> dict[str, Any]:
     this_process = psutil.Process()
     num_threads = num_bytes = 0
     for process in this_process.children(recursive=True) or [this_process]:
-        try:
+        with suppress(psutil.Error):  # it ended meanwhile
             num_threads += process.num_threads()
             num_bytes += process.memory_info().rss
-        except psutil.Error:  # it ended meanwhile
-            continue
-    usage = {"seconds": seconds, "num_threads": num_threads, "num_bytes": num_bytes}
-    return {"scored": asdict(scored), **usage}
+    return asdict(Measured(scored, seconds, num_threads, num_bytes))
 
 
 if __name__ == "__main__":

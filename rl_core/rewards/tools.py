@@ -62,8 +62,7 @@ class Toolbox:
             try:
                 if number >= _MOST_CALLS:
                     raise ValueError(f"only {_MOST_CALLS} calls are answered at a time")
-                name, arguments = self._checked(text)
-                call = self._call(name, arguments, history, problem)
+                call = self._call(*self._checked(text), history, problem)
             except (ValueError, RewardFailed) as error:
                 call = ToolCall("", {}, f"error: {error}", is_error=True, is_made=False)
             calls.append(call)

@@ -15,7 +15,7 @@ from typing import Final
 from rl_core.config.run import RunConfig
 from rl_core.runs.metrics_log import utc_now
 from rl_core.runs.run_folder import RunFolder
-from rl_core.system.atomic import open_own, refuse_foreign
+from rl_core.system.atomic import open_own, refuse_foreign, try_lock
 
 _OWNER: Final = ".owner"
 _TRAINER: Final = ".trainer"
@@ -63,10 +63,10 @@ def close_if_lost(run: RunFolder) -> None:
         with _if_free(run) as owner:
             is_ours = owner is not None and owner.read().decode() == platform.node()
             if is_ours and run.read().status == "running":
-                reason = "its process is gone (killed?)"
                 run.update(
                     status="interrupted",
-                    reason=f"{reason}; the same command, or run_id={run.run_id}, resumes",
+                    reason="its process is gone (killed?); the same command, or "
+                    f"run_id={run.run_id}, resumes",
                     next_step=f"the same command continues from step {run.last_saved()}",
                     finished_at=utc_now(),
                     steps=run.metrics.last_step(),
@@ -76,8 +76,9 @@ def close_if_lost(run: RunFolder) -> None:
 
 def time_of_killed(run: RunFolder) -> dict[str, float]:
     """Returns seconds by stage to add for a run whose process was killed within a stage."""
-    record, log = run.read(), run.path / "log.txt"
+    record = run.read()
     started = datetime.fromisoformat(record.attempts[-1].started_at).timestamp()
+    log = run.path / "log.txt"
     known = sum(record.timings_s.values()) if len(record.attempts) == 1 else 0.0
     until = log.stat().st_mtime if log.exists() else started
     return {"the stage that was killed": max(0.0, until - started - known)}
@@ -133,16 +134,12 @@ def _held(path: Path, *, wait_s: float) -> Iterator[None]:
     """Locks a file for the block, and writes the machine's name into it."""
     deadline = time.monotonic() + wait_s
     with open_own(path, "r+") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    name = path.parent.name
-                    raise ValueError(
-                        f"another process is at work on run {name}: wait for it or stop it first"
-                    ) from None
+        while not try_lock(file, fcntl.LOCK_EX):
+            if time.monotonic() > deadline:
+                raise ValueError(
+                    f"another process is at work on run {path.parent.name}: wait for it or stop it "
+                    "first"
+                )
             time.sleep(0.1)
         file.truncate(0)
         with suppress(OSError):  # a full disk: `close_if_lost` then skips this run

@@ -22,8 +22,7 @@ def merge_latest_and_best(config: RunConfig, run: RunFolder, logger: Log) -> Non
     """
     if config.saves_whole_models or config.checkpoints.merged == "none":
         return
-    ends = (latest(run.path), best(run.path))
-    for checkpoint in {one.path: one for one in ends if one is not None}.values():
+    for checkpoint in dict.fromkeys(filter(None, (latest(run.path), best(run.path)))):
         manifest = read_manifest(checkpoint.path)
         if isinstance(manifest, Manifest) and not manifest.weights:
             try:

@@ -3,7 +3,6 @@
 import json
 import logging
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, Final
 from rl_core.runs.rollout_log import finite_or_none
 from rl_core.system.atomic import append_line, write_text_atomically
 from rl_core.system.disk_reserve import write_last_words
-from rl_core.system.plain_files import parse_json, read_plain
+from rl_core.system.plain_files import read_json_lines
 
 MOST_LOG_BYTES: Final = 256 * 2**20
 """Of a log: 60,000 steps."""
@@ -29,19 +28,11 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
 
     A row has a `step`, and else only what is a finite number, null or the `time`: nothing else.
     """
-    try:
-        text = read_plain(file, below=file.parent, most_bytes=MOST_LOG_BYTES).decode(
-            errors="replace"
-        )
-    except (ValueError, FileNotFoundError):
-        return []
-    rows = []
-    for line in text.splitlines():
-        with suppress(ValueError):
-            row = parse_json(line)
-            if isinstance(row, dict) and type(row.get("step")) is int:
-                rows.append({name: value for name, value in row.items() if _is_known(name, value)})
-    return rows
+    return [
+        {name: value for name, value in row.items() if _is_known(name, value)}
+        for _, row in read_json_lines(file, most_bytes=MOST_LOG_BYTES)
+        if isinstance(row, dict) and type(row.get("step")) is int
+    ]
 
 
 def _is_known(name: str, value: object) -> bool:

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 
 from rl_core.runs.metrics_log import MOST_LOG_BYTES, utc_now
 from rl_core.system.atomic import append_line, write_text_atomically
-from rl_core.system.plain_files import parse_json, read_json, read_plain
+from rl_core.system.plain_files import read_json, read_json_lines
 
 Weights = tuple[str, int, str]
 """Who holds them (`learner`, `engine_0`), how many updates made them, and their digest."""
@@ -108,9 +108,6 @@ class ReceiptLog:
         return None
 
     def _lines(self) -> Iterator[tuple[str, Note]]:
-        text = b""
-        with suppress(FileNotFoundError, ValueError):
-            text = read_plain(self.path, below=self.folder, most_bytes=MOST_LOG_BYTES)
-        for line in text.decode(errors="replace").splitlines():
+        for line, row in read_json_lines(self.path, most_bytes=MOST_LOG_BYTES):
             with suppress(ValueError, TypeError):
-                yield line, _NOTE.validate_python(parse_json(line))
+                yield line, _NOTE.validate_python(row)

@@ -1,6 +1,7 @@
 """Resume: the checkpoint from which training continues, and why newer ones are skipped."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -134,13 +135,9 @@ def check_same_model(run: RunFolder, checkpoint: Path, model_path: Path) -> None
 
 def _read(file: Path) -> dict[str, Any]:
     """Returns a JSON file's object, an empty one if there is no such file."""
-    try:
-        content: dict[str, Any] = read_json(
-            file, follow=True, most_bytes=_MOST_BYTES, deepest=100, finite=False
-        )
-    except FileNotFoundError:
-        return {}
-    return content
+    with suppress(FileNotFoundError):
+        return dict(read_json(file, follow=True, most_bytes=_MOST_BYTES, deepest=100, finite=False))
+    return {}
 
 
 def _vocabulary(tokenizer: dict[str, Any]) -> list[Any]:

@@ -13,9 +13,11 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from fractions import Fraction
+from itertools import accumulate, zip_longest
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -90,14 +92,12 @@ class RolloutLog:
 
         The newest file always stays, and all files stay while a process is reading them.
         """
-        sizes = [(file, file.path.stat().st_size) for file in step_files(self.folder)]
-        excess = sum(size for _, size in sizes) - quota_bytes
-        old = []
-        for file, size in sizes[:-1]:
-            if excess <= 0:
-                break
-            old.append((file, size))
-            excess -= size
+        files = [(file, file.path.stat().st_size) for file in step_files(self.folder)]
+        excess = sum(size for _, size in files) - quota_bytes
+        freed_before = accumulate((size for _, size in files), initial=0)
+        old = [
+            file for file, freed in zip(files[:-1], freed_before, strict=False) if freed < excess
+        ]
         if dry_run or not old:
             return old
         with alone_in(self.folder, wait=False) as alone:
@@ -165,16 +165,14 @@ def step_files(folder: Path) -> list[StepFile]:
 
 def samples_of_step(folder: Path, step: int | None = None, *, most: int = 8) -> list[Row]:
     """Returns a few rollouts of a step, by default the last; none if none can be read."""
-    try:
-        with reading(folder):
-            files = step_files(folder)
-            step = files[-1].last_step if step is None and files else step
-            for file in files:
-                if file.last_step >= (step or 0):
-                    rows = read_table(file.path, ROLLOUTS, below=folder.parent, columns=_OF_SAMPLES)
-                    return in_turns(rows.filter(pc.field("step") == step).to_pylist(), most)
-    except (OSError, ValueError):  # none yet, deleted, or cut by a full disk
-        pass
+    # None yet, deleted, or cut by a full disk.
+    with suppress(OSError, ValueError), reading(folder):
+        files = step_files(folder)
+        step = files[-1].last_step if step is None and files else step
+        for file in files:
+            if file.last_step >= (step or 0):
+                rows = read_table(file.path, ROLLOUTS, below=folder.parent, columns=_OF_SAMPLES)
+                return in_turns(rows.filter(pc.field("step") == step).to_pylist(), most)
     return []
 
 
@@ -182,13 +180,9 @@ def in_turns(rows: Sequence[Row], most: int) -> list[Row]:
     """Returns at most `most` rows, one per verdict in turn: `correct`, then the most frequent."""
     counts = Counter(str(row["verdict"]) for row in rows)
     verdicts = sorted(counts, key=lambda verdict: (verdict != "correct", -counts[verdict], verdict))
-    seen: Counter[str] = Counter()
-    turns = []
-    for row in rows:
-        verdict = str(row["verdict"])
-        turns.append((seen[verdict], verdicts.index(verdict), row))
-        seen[verdict] += 1
-    return [row for _, _, row in sorted(turns, key=lambda turn: turn[:2])[:most]]
+    columns = [[row for row in rows if str(row["verdict"]) == verdict] for verdict in verdicts]
+    turns = zip_longest(*columns)
+    return [row for turn in turns for row in turn if row is not None][:most]
 
 
 def finite_or_none(value: float) -> float | None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from rl_core.checkpoints.store import list_checkpoints
 from rl_core.config.operations import BudgetConfig
@@ -62,10 +62,9 @@ AFTER: Final = "continued after: "
 """Begins an attempt's reason after a failed or interrupted one; the reason of that one follows."""
 
 
-class Attempt(BaseModel):
+class Attempt(BaseModel, frozen=True, extra="forbid"):
     """One start of a run: the first, a continuation or a retry."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     started_at: str
     reason: str
     """`started`, `continued`, `AFTER` and how the last attempt ended, or why a retry was needed."""
@@ -73,7 +72,7 @@ class Attempt(BaseModel):
     """The step of the checkpoint that it continues from."""
     changes: Changes = {}
     """Settings that a retry changed (`resources.oom_recovery`); later attempts keep them."""
-    asked: str = ""
+    overrides: str = ""
     """Settings that the user changed since the last attempt, as overrides to type."""
     startup_s: dict[str, float] = {}
     """Seconds by phase from the command, or the end of the attempt before, to the first response;
@@ -84,13 +83,12 @@ class Attempt(BaseModel):
     @property
     def changed(self) -> str:
         """All settings that changed since the last attempt, as overrides to type."""
-        return " ".join(filter(None, (in_words(self.changes), self.asked)))
+        return " ".join(filter(None, (in_words(self.changes), self.overrides)))
 
 
-class RunRecord(BaseModel):
+class RunRecord(BaseModel, frozen=True, extra="forbid"):
     """The content of `run.json`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     run_id: str
     preset: str
     status: Literal["running", "finished", "failed", "interrupted"] = "running"
@@ -176,15 +174,18 @@ class RunFolder:
         refuse_other_tests(run.path, config)
         run.make()
         with run._writing():
-            asked = run._write_settings(settings_as_yaml(config))
+            overrides = run._write_settings(settings_as_yaml(config))
         if run.is_there():
-            run.add_attempt(_why_again(run.read()), asked=asked)
+            run.add_attempt(_why_again(run.read()), overrides=overrides)
             run.update(preset=config.preset, status="running", **_NOTHING_TO_SAY)
         else:
             now = utc_now()
-            made = {"run_id": run.run_id, "preset": config.preset, "started_at": now}
             first = Attempt(started_at=now, reason="started", made_with=made_with())
-            run._write(RunRecord(**made, attempts=(first,)))
+            run._write(
+                RunRecord(
+                    run_id=run.run_id, preset=config.preset, started_at=now, attempts=(first,)
+                )
+            )
         run.update(made_with=run.read().attempts[-1].made_with)
         hold_reserve(run.path)
         return run
@@ -279,10 +280,10 @@ class RunFolder:
         with locked(self.path):
             before = self.read()
             if isinstance(added := changes.get("timings_s"), Mapping):
-                total = dict(before.timings_s)
-                for stage, seconds in added.items():
-                    total[stage] = round(total.get(stage, 0.0) + seconds, 3)
-                changes["timings_s"] = total
+                changes["timings_s"] = before.timings_s | {
+                    stage: round(before.timings_s.get(stage, 0.0) + seconds, 3)
+                    for stage, seconds in added.items()
+                }
             record = RunRecord.model_validate(before.model_dump() | changes)
             try:
                 self._write(record)
@@ -292,14 +293,16 @@ class RunFolder:
             (self.path / RESERVE).unlink(missing_ok=True)
         return record
 
-    def add_attempt(self, reason: str, changes: Changes | None = None, *, asked: str = "") -> None:
+    def add_attempt(
+        self, reason: str, changes: Changes | None = None, *, overrides: str = ""
+    ) -> None:
         """Notes in `run.json` that the run was started again, see `Attempt`."""
         attempt = Attempt(
             started_at=utc_now(),
             reason=redact(reason),
             from_step=self.last_saved(),
             changes=changes or {},
-            asked=asked,
+            overrides=overrides,
             made_with=made_with(),
         )
         self.update(attempts=(*self.read().attempts, attempt))
@@ -339,13 +342,13 @@ class RunFolder:
 
     def _write_settings(self, text: str) -> str:
         """Writes `config.yaml`, keeps a copy of different old ones, and returns what changed."""
-        file, asked = self.path / "config.yaml", ""
-        if file.exists() and (before := file.read_text(encoding="utf-8")) != text:
+        file = self.path / "config.yaml"
+        before = file.read_text(encoding="utf-8") if file.exists() else text
+        if before != text:
             attempt = 1 + (len(self.read().attempts) if self.is_there() else 0)
             write_text_atomically(file.with_name(f"config_before_attempt_{attempt}.yaml"), before)
-            asked = changed_settings(before, text)
         write_text_atomically(file, text)
-        return asked
+        return changed_settings(before, text)
 
     def _write(self, record: RunRecord) -> None:
         text = redact(record.model_dump_json(indent=2)) + "\n"
@@ -372,9 +375,9 @@ def write_unless_full(
     except OSError as error:
         if not is_disk_full(error):
             raise
-        free = shutil.disk_usage(run.path).free
+        free = disk_size(shutil.disk_usage(run.path).free)
         sentence = (
-            f"{product} was not written, the disk of {run.path} is full ({disk_size(free)} free): "
+            f"{product} was not written, the disk of {run.path} is full ({free} free): "
             f"delete other runs or files there, then {remedy}"
         )
         _logger.warning("%s", sentence)

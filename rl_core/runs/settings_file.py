@@ -74,8 +74,9 @@ def refuse_other_tests(run_folder: Path, config: RunConfig) -> None:
 
 def settings_as_yaml(config: RunConfig) -> str:
     """Returns all settings as YAML, without the passwords of URLs."""
-    settings = config.model_dump(mode="json")
-    return redact(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
+    return redact(
+        yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    )
 
 
 def changed_settings(before: str, after: str) -> str:

@@ -48,7 +48,8 @@ def find_teacher(config: RunConfig) -> Path:
 
 def refuse_unknown_run(config: RunConfig) -> None:
     """Raises ValueError if `teacher.path` is RUN/best and there is no such checkpoint."""
-    path, runs = str(config.teacher.path), config.storage.root / "runs"
+    path = str(config.teacher.path)
+    runs = config.storage.root / "runs"
     run, _, what = path.partition("/")
     if config.teacher_folder is None and what in ("best", "latest"):
         hint = did_you_mean(run, (folder.name for folder in runs.glob("*")))
@@ -59,7 +60,8 @@ def check_teacher(
     config: RunConfig, teacher: Path, model_path: Path, warn: Callable[[str], None]
 ) -> None:
     """Warns of another chat template; ValueError if token ids do not mean the same to both."""
-    ours, theirs = load_tokenizer(str(model_path)), load_tokenizer(str(teacher))
+    ours = load_tokenizer(str(model_path))
+    theirs = load_tokenizer(str(teacher))
     tokens, others = ({i: token for token, i in x.get_vocab().items()} for x in (ours, theirs))
     differ = sorted(i for i in tokens.keys() | others.keys() if tokens.get(i) != others.get(i))
     if differ:

@@ -8,7 +8,7 @@ import zlib
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from rl_core.system.plain_files import parse_json, read_plain
 from rl_core.system.waits import ALL, OF_TRAINING, OF_UPLOAD
@@ -23,11 +23,7 @@ _LONGEST_LINE: Final = 500
 _ANSWERS: Final = ("gen", "evaluate")
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-
-class Thing(_Part):
+class Thing(BaseModel, frozen=True):
     """Something unfinished: a response, a reward call, a save."""
 
     what: str
@@ -35,7 +31,7 @@ class Thing(_Part):
     age_s: float
 
 
-class Phase(_Part):
+class Phase(BaseModel, frozen=True):
     """A phase with unfinished things, of which the oldest are named."""
 
     name: str
@@ -60,7 +56,7 @@ def _age(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 600 else duration(seconds)
 
 
-class WaitRecord(_Part):
+class WaitRecord(BaseModel, frozen=True):
     """What one process waited for when it last wrote."""
 
     written_at: float

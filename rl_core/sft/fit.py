@@ -95,16 +95,17 @@ class Fitting:
 
     def summed_loss(self, examples: Sequence[Example]) -> Tensor:
         """Returns the weighted sum of some examples' token losses, with gradient."""
-        batch, weights = _batched(examples, self.pad_id)
-        batch, weights = batch.to(self.model.device), weights.to(self.model.device)
-        dtype, trunk = self.compute_dtype, self.model.get_decoder()
-        hidden, targets = sampled_states(trunk, batch, compute_dtype=dtype), batch.sampled_ids()
+        on_cpu, weights = _batched(examples, self.pad_id)
+        batch = on_cpu.to(self.model.device)
+        dtype = self.compute_dtype
+        hidden = sampled_states(self.model.get_decoder(), batch, compute_dtype=dtype)
+        targets = batch.sampled_ids()
         if self.whole_logits:
             losses = functional.cross_entropy(self.model.lm_head(hidden), targets, reduction="none")
         else:
             head = self.model.get_output_embeddings().weight
             losses = -token_logprobs(hidden, head, targets, temperature=1.0, compute_dtype=dtype)
-        return (losses * weights).sum()
+        return (losses * weights.to(self.model.device)).sum()
 
 
 def schedule(step: int, *, warmup_steps: int, num_steps: int) -> float:
@@ -122,7 +123,8 @@ def split_evenly(examples: Sequence[Example], *, count: int) -> list[Sequence[Ex
     each end together.
     """
     batches: list[list[Example]] = [[] for _ in range(count)]
-    total, seen = sum(len(example.ids) for example in examples), 0
+    total = sum(len(example.ids) for example in examples)
+    seen = 0
     for example in sorted(examples, key=lambda example: len(example.ids), reverse=True):
         batches[seen * count // total].append(example)
         seen += len(example.ids)

@@ -5,7 +5,7 @@ Prompts are tokenized as in a rollout, and responses separately from them.
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -59,8 +59,8 @@ def sft_source(config: RunConfig, tokenizer: PreTrainedTokenizerBase, data: Path
 
 def _traces(config: RunConfig, tokenizer: PreTrainedTokenizerBase, data: Path) -> SftSource:
     check_sft(config)
-    sft, longest = config.sft, config.data.max_response_length
-    chat = config.env.chat_template
+    sft = config.sft
+    longest = config.data.max_response_length
     train, test = (
         [pair for pair in read_solved(data / f"{split}.parquet") if pair[1]]
         for split in ("train", "test")
@@ -79,6 +79,7 @@ def _traces(config: RunConfig, tokenizer: PreTrainedTokenizerBase, data: Path) -
         lengths = []
         for _ in range(_TRACE_DRAWS):
             response = traces.write_trace(config.env, problem, solution, rng, sft.give_up_prob)
+            chat = config.env.chat_template
             drawn = _encode(
                 problem.messages, response, tokenizer, chat_template=chat, in_turns=bool(chat)
             )
@@ -107,17 +108,17 @@ def _traces(config: RunConfig, tokenizer: PreTrainedTokenizerBase, data: Path) -
 def _rows(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> SftSource:
     sft = config.sft
     files = sft_files(config)
-    if rollouts_folder(config) is None:
-        rows = [
-            _read(config, tokenizer, f"{file}: row {row}", record)
-            for file in files
-            for row, record in read_records(file, _COLUMNS)
-        ]
-    else:  # prompts as the model has read them
-        rows = [
-            _read(config, tokenizer, f"{file}: row {row}", record, chat=False)
-            for file, row, record in right_responses(files)
-        ]
+    records: Iterator[tuple[str, int, Record]] = (
+        (str(file), row, record) for file in files for row, record in read_records(file, _COLUMNS)
+    )
+    chat = None
+    if rollouts_folder(config) is not None:
+        records = right_responses(files)
+        chat = False  # prompts as the model has read them
+    rows = [
+        _read(config, tokenizer, f"{file}: row {row}", record, chat=chat)
+        for file, row, record in records
+    ]
     if len(rows) < 2:
         raise ValueError(
             f"{SETTING}={sft.data} has {len(rows)} rows: at least 2 are needed, one to learn from "
@@ -125,7 +126,7 @@ def _rows(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> SftSource:
         )
     random.Random(sft.seed).shuffle(rows)
     count = max(1, min(sft.held_out, int(len(rows) * _HELD_OUT_SHARE)))
-    held_out, learned = rows[:count], rows[count:]
+    learned = rows[count:]
 
     def draw(step: int) -> list[Example]:
         first = step * sft.batch_size
@@ -138,7 +139,7 @@ def _rows(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> SftSource:
 
     return SftSource(
         draw,
-        held_out,
+        held_out=rows[:count],
         num_steps=sft.steps or math.ceil(sft.epochs * len(learned) / sft.batch_size),
         what=f"{len(learned):,} rows of {sft.data}",
     )
@@ -181,7 +182,8 @@ def _conversation(record: Record) -> tuple[Sequence[Message], str, bool]:
         if not before or last["role"] != "assistant":
             raise ValueError("messages must end with the assistant's, after at least one other")
         return before, _text("the assistant's content", last["content"]), False
-    prompt, response = record.get("prompt"), _text("response", record.get("response"))
+    prompt = record.get("prompt")
+    response = _text("response", record.get("response"))
     if isinstance(prompt, list):
         return own_prompt(record) or (), response, False
     return [Message(role="user", content=_text("prompt", prompt))], response, True

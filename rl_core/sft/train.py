@@ -225,10 +225,10 @@ def _measure(
         SamplingSettings(max_tokens, temperature=0.0),
     )
     responses = [completion.response_ids.tolist() for completion in in_order(generated)]
-    measured = source.judge([decode(ids) for ids in responses])
-    measured["mean_prompt_tokens"] = sum(map(len, prompts)) / len(prompts)
-    measured["mean_response_tokens"] = sum(map(len, responses)) / len(prompts)
-    return measured
+    return source.judge([decode(ids) for ids in responses]) | {
+        "mean_prompt_tokens": sum(map(len, prompts)) / len(prompts),
+        "mean_response_tokens": sum(map(len, responses)) / len(prompts),
+    }
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:

@@ -83,17 +83,18 @@ class _Tuning:
         self, config: RunConfig, model_path: Path, source: SftSource, pad_id: int, logger: Log
     ) -> None:
         torch.manual_seed(config.sft.seed)
-        self._config, self._source, self._logger = config, source, logger
+        self._config = config
+        self._source = source
+        self._logger = logger
         device = torch.device("cuda" if config.resources.learner_gpus else "cpu")
         rank = config.sft.lora_rank
         self.lora_rank = config.model.lora_rank if rank is None else rank
-        dtype = getattr(torch, config.compute_dtype)
         self._threads = config.resources.learner_threads if device.type == "cpu" else 1
         self.fitting = Fitting(
             _prepared(config, model_path, self.lora_rank, device),
             pad_id,
             MicroBatchThreads(self._threads),
-            dtype,
+            getattr(torch, config.compute_dtype),
         )
         self._optimizer = torch.optim.AdamW(
             self.fitting.parameters, lr=config.sft.lr, weight_decay=0.0, fused=True
@@ -102,11 +103,11 @@ class _Tuning:
 
     def run(self, unfinished: Path, on_step: Callable[[int, int, Row], None]) -> list[Row]:
         """Trains, from an earlier call's last save if there is one; returns the curve."""
-        sft, source = self._config.sft, self._source
+        source = self._source
         curve = self._load(unfinished)
-        first, last = int(curve[-1]["step"]) if curve else 0, source.num_steps
+        first = int(curve[-1]["step"]) if curve else 0
         begins = f"continues after step {first}" if curve else "starts"
-        self._logger.info("SFT %s: %d steps on %s", begins, last, source.what)
+        self._logger.info("SFT %s: %d steps on %s", begins, source.num_steps, source.what)
         backward = partial(self._until_it_fits, self.fitting.backward)
         held_out_loss = partial(self._until_it_fits, self.fitting.mean_loss, source.held_out)
         if not curve:
@@ -114,16 +115,17 @@ class _Tuning:
         for step, loss in self.fitting.fit(
             lambda step: backward(source.draw(step)),
             self._update,
-            steps=range(first, last),
-            warmup_steps=sft.warmup_steps,
+            steps=range(first, source.num_steps),
+            warmup_steps=self._config.sft.warmup_steps,
         ):
             row = {"step": float(step), "loss": loss}
-            if step == last or step % sft.save_freq == 0:
+            is_saving = step % self._config.sft.save_freq == 0
+            if step == source.num_steps or is_saving:
                 row["held_out_loss"] = held_out_loss()
             curve.append(row)
-            if step != last and step % sft.save_freq == 0:
+            if step != source.num_steps and is_saving:
                 self._save(unfinished, curve)
-            on_step(step, last, row)
+            on_step(step, source.num_steps, row)
         return curve
 
     def _update(self, share: float) -> None:
@@ -141,18 +143,18 @@ class _Tuning:
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                said = allocation_in_words(error)
+                reason = allocation_in_words(error)
             self.fitting.model.zero_grad()
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-            longest = max(len(example.ids) for example in examples)
             if all(len(batch) == 1 for batch in batches):
+                longest = max(len(example.ids) for example in examples)
                 raise OutOfMemory(
                     "sft",
-                    f"{said.rstrip('.')}. One example, of at most {longest} tokens, does not fit: "
-                    "model.gradient_checkpointing=true, model.dtype=bfloat16 or sft.lora_rank=16 "
-                    "take less",
+                    f"{reason.rstrip('.')}. One example, of at most {longest} tokens, does not "
+                    "fit: model.gradient_checkpointing=true, model.dtype=bfloat16 or "
+                    "sft.lora_rank=16 take less",
                 )
             self._max_tokens //= 2
             self._logger.warning("SFT ran out of memory: micro-batches of %d now", self._max_tokens)
@@ -196,7 +198,9 @@ def _prepared(
 
 
 def _failed_gates(held_out_losses: Sequence[float]) -> list[str]:
-    before, after, lowest = held_out_losses[0], held_out_losses[-1], min(held_out_losses)
+    before = held_out_losses[0]
+    after = held_out_losses[-1]
+    lowest = min(held_out_losses)
     if after >= before:
         return [f"held-out loss was {before:.3f} before and is {after:.3f}: it learned nothing"]
     if after > _RISEN * lowest:

@@ -49,8 +49,13 @@ def bring_champion(storage: StorageConfig, env: str, problems: str) -> Version |
     rows = Path(champion.current.rows).name
     if is_written_elsewhere(store, run_id, spool.name()):  # else it was deleted here, and so there
         checkpoint = f"checkpoints/{Path(champion.current.checkpoint).name}/"
-        there = listing_of(store, run_id)
-        download_run(store, spool, run_id, lambda p: records(p) or p.startswith(checkpoint), there)
+        download_run(
+            store,
+            spool,
+            run_id,
+            lambda p: records(p) or p.startswith(checkpoint),
+            listing_of(store, run_id),
+        )
         bring_files(store, spool.root, "evaluations", lambda name: name == rows)
     return version
 

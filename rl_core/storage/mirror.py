@@ -66,8 +66,7 @@ class Upload:
     def missing(self, here: Mapping[str, Stat] | None = None) -> dict[str, Stat]:
         """Returns which files, by default all of now, the store lacks or has in another version."""
         files = here or files_of(self.folder)
-        known = self.known.files
-        return {path: stat for path, stat in files.items() if known.get(path) != stat}
+        return {path: stat for path, stat in files.items() if self.known.files.get(path) != stat}
 
     def send(self, *, everything: bool = False) -> None:
         """Sends what changed, and deletes what is gone.

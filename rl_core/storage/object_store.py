@@ -163,7 +163,8 @@ def _in_words(url: str, *, may_be_missing: bool = False) -> Iterator[None]:
 def _line(error: Exception) -> str:
     """Returns an error in one line, without addresses that may hold a signature."""
     text = str(error).partition("Debug source:")[0]
-    status, code = _STATUS.search(text), _CODE.search(text)
+    status = _STATUS.search(text)
+    code = _CODE.search(text)
     if status:
         return " ".join(filter(None, (status[1].strip(), code and code[1])))
     return cut(redact(re.sub(r"\?\S+", "", in_one_line(text))), _LONGEST)

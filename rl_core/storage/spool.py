@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from rl_core.checkpoints.store import checkpoints_folder
 from rl_core.system.atomic import alone_in, locked, write_text_atomically
@@ -33,10 +33,9 @@ class Stat:
     e_tag: str | None = field(default=None, compare=False)
 
 
-class Agreement(BaseModel):
+class Agreement(BaseModel, extra="forbid"):
     """What this spool knows to be in the store of a run."""
 
-    model_config = ConfigDict(extra="forbid")
     is_pending: bool = False
     """Whether it was being published: unless a process does so now, the store may lack some."""
     is_whole: bool = False

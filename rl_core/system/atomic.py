@@ -94,8 +94,11 @@ def remove_folder(folder: Path) -> None:
 def sweep_leftovers(folder: Path) -> list[str]:
     """Deletes what dead writers left in a folder, where none may write now; returns the names."""
     prefixes = (TEMPORARY_PREFIX, TRASH_PREFIX)
-    leftovers = sorted(path for path in folder.glob(".*") if path.name.startswith(prefixes))
-    return [path.name for path in leftovers if _delete(path)]
+    return [
+        path.name
+        for path in sorted(folder.glob(".*"))
+        if path.name.startswith(prefixes) and _delete(path)
+    ]
 
 
 def replace_symlink(link: Path, target: str) -> None:
@@ -126,7 +129,7 @@ def reading(folder: Path) -> Iterator[None]:
     folder = folder.resolve()
     with _opened(folder, os.O_DIRECTORY) as descriptor:
         deadline = time.monotonic() + _WAITS_S
-        while not _shares(descriptor):
+        while not try_lock(descriptor, fcntl.LOCK_SH):
             if time.monotonic() > deadline:
                 raise FileNotFoundError(errno.ENOENT, "kept by another process", str(folder))
             time.sleep(0.05)
@@ -135,9 +138,10 @@ def reading(folder: Path) -> Iterator[None]:
         yield
 
 
-def _shares(descriptor: int) -> bool:
+def try_lock(file: int | FileIO, kind: int) -> bool:
+    """Takes a lock of a kind, `fcntl.LOCK_EX` or `LOCK_SH`, unless another process holds it."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
@@ -150,12 +154,9 @@ def alone_in(folder: Path, *, wait: bool) -> Iterator[bool]:
     With `wait` it waits until all readers have left.
     """
     with _opened(folder, os.O_DIRECTORY) as descriptor:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+        if wait:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield try_lock(descriptor, fcntl.LOCK_EX)
 
 
 def append_line(path: Path, line: bytes, *, durable: bool = True) -> None:
@@ -181,12 +182,9 @@ def open_own(path: Path, mode: str, *, or_others: bool = False) -> FileIO:
     PermissionError if it is a link (which may lead to another file of ours) or no plain file, or,
     unless `or_others`, if it belongs neither to this user nor to its folder's owner.
     """
-
-    def opener(name: str, flags: int) -> int:
-        return os.open(name, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, _FILE_MODE)
-
+    more = os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        file = FileIO(str(path), mode, opener=opener)
+        file = FileIO(str(path), mode, opener=lambda name, f: os.open(name, f | more, _FILE_MODE))
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):  # ENXIO: a pipe or socket
             raise _refused(path, "is a link or no plain file") from None

@@ -58,11 +58,6 @@ class CardFigures:
     float32_tflops: float
     bandwidth_gb_s: float
     """10^9 bytes per second, from the card's own memory."""
-    link_gb_s: float
-    """10^9 bytes per second that it sends to others of its machine: NVLink, else 16 lanes of PCIe.
-
-    Half of a sheet's NVLink figure, which adds up both directions; no bridges between pairs.
-    """
 
     def flops(self, dtype: str) -> float:
         """Returns operations per second in `bfloat16` or `float32`."""
@@ -120,8 +115,7 @@ def _namesakes(name: str) -> list[CardFigures]:
 
 def _words(name: str) -> frozenset[str]:
     words = re.findall(r"[a-z0-9]+", _MEMORY.sub(" ", name.lower()))
-    joined = (re.sub(r"^(?:rtx|gtx)(?=\d)", "", word) for word in words)
-    return frozenset(joined) - _NOISE
+    return frozenset(re.sub(r"^(?:rtx|gtx)(?=\d)", "", word) for word in words) - _NOISE
 
 
 @cache

@@ -64,8 +64,8 @@ def check_files(folder: Path) -> None:
             or the folder holds a whole model and an adapter.
     """
     for file in sorted(folder.iterdir()):
-        if file.is_symlink():
-            _refuse_leading_out(file)
+        if not file.is_dir() or file.name == "additional_chat_templates":
+            _real(file)
         if file.is_file() and file.name in (TOKENIZER, *_OBJECTS, *_TEXTS):
             content = _read_text(file)
             if file.name in _OBJECTS:
@@ -126,8 +126,16 @@ def weight_files(folder: Path) -> list[str]:
                 "move one of the two out of the folder"
             )
         return [_SINGLE]
+    if named is None and there:
+        raise ValueError(
+            f"it holds {there[0]} without {INDEX}, which says which file has which tensor: copy "
+            f"{INDEX} from the model, or load it where you trust it, and save_pretrained"
+        )
     if named is None:
-        raise ValueError(_why_no_weights(there))
+        raise ValueError(
+            f"it holds no model.safetensors file (or {INDEX}), and pickles (*.bin, *.pt) can "
+            "execute code, so none is loaded: load it where you trust it, and save_pretrained"
+        )
     for name in named:
         # A name with a path in it would leave the folder.
         if Path(name).name != name or not (folder / name).is_file():
@@ -141,18 +149,6 @@ def names_in_index(folder: Path) -> list[str]:
     if not isinstance(parts, dict):
         raise ValueError(f"{INDEX} has no weight_map: {_COPY_AGAIN}")
     return sorted({str(part) for part in parts.values()})
-
-
-def _why_no_weights(others: list[str]) -> str:
-    if others:
-        return (
-            f"it holds {others[0]} without {INDEX}, which says which file has which tensor: copy "
-            f"{INDEX} from the model, or load it where you trust it, and save_pretrained"
-        )
-    return (
-        f"it holds no model.safetensors file (or {INDEX}), and pickles (*.bin, *.pt) can execute "
-        "code, so none is loaded: load it where you trust it, and save_pretrained"
-    )
 
 
 def tensors_of(file: Path) -> dict[str, StoredTensor]:
@@ -227,14 +223,6 @@ def _is_pointer(name: str) -> str:
         f"{name} is a pointer of Git LFS, and the file itself was not fetched: git lfs pull in "
         "that folder"
     )
-
-
-def _refuse_leading_out(link: Path) -> None:
-    try:
-        _real(link)
-    except ValueError:
-        if not link.is_dir() or link.name == "additional_chat_templates":
-            raise
 
 
 def _real(file: Path) -> Path:

@@ -41,11 +41,10 @@ def load_function(name: str) -> Callable[..., Any]:
 def parameters_of(name: str) -> set[str] | None:
     """Returns what a function takes by its file, which is not loaded; None if that does not say."""
     place = _place(name)
-    nodes = _parsed(place[1]) if place else []
-    for node in nodes:
+    for node in _parsed(place[1]) if place else []:
         if getattr(node, "name", None) == name.partition(":")[2]:
-            arguments = getattr(node, "args", None)  # none of a class
-            parts = [*ast.walk(arguments)] if arguments else []
+            # Of a class there are none.
+            parts = ast.walk(getattr(node, "args", ast.Pass()))
             return {part.arg for part in parts if isinstance(part, ast.arg)} or None
     return None
 

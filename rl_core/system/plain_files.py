@@ -11,7 +11,8 @@ import math
 import os
 import re
 import stat
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final
@@ -106,8 +107,25 @@ def read_json(
     finite: bool = True,
 ) -> Any:
     """Returns what a JSON file holds; see `read_plain` and `parse_json`."""
-    content = read_plain(path, below=below, follow=follow, most_bytes=most_bytes)
-    return parse_json(content, path, deepest=deepest, finite=finite)
+    return parse_json(
+        read_plain(path, below=below, follow=follow, most_bytes=most_bytes),
+        path,
+        deepest=deepest,
+        finite=finite,
+    )
+
+
+def read_json_lines(path: Path, *, most_bytes: int) -> Iterator[tuple[str, Any]]:
+    """Yields each line that is JSON, of a file that may not lead elsewhere, and what it holds.
+
+    None if the file cannot be read; a line that a crash cut short is left out.
+    """
+    content = b""
+    with suppress(FileNotFoundError, ValueError):
+        content = read_plain(path, below=path.parent, most_bytes=most_bytes)
+    for line in content.decode(errors="replace").splitlines():
+        with suppress(ValueError):
+            yield line, parse_json(line)
 
 
 def parse_json(
@@ -129,8 +147,9 @@ def parse_json(
 
 def read_yaml(path: Path, *, below: Path | None = None, follow: bool = False) -> Any:
     """Returns what a YAML file holds; see `read_plain` and `parse_yaml`."""
-    content = read_plain(path, below=below, follow=follow, most_bytes=MOST_YAML_BYTES)
-    return parse_yaml(content, path)
+    return parse_yaml(
+        read_plain(path, below=below, follow=follow, most_bytes=MOST_YAML_BYTES), path
+    )
 
 
 def parse_yaml(text: str | bytes, what: object = "the text") -> Any:

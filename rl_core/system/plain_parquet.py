@@ -132,8 +132,9 @@ def _bytes_of_texts(stream: BinaryIO, file: pq.ParquetFile, texts: Mapping[str, 
     """
     num_bytes = 0
     for name, rows in texts.items():
-        by_number = [] if rows else [name]
-        column = pq.ParquetFile(stream, metadata=file.metadata, read_dictionary=by_number)
+        column = pq.ParquetFile(
+            stream, metadata=file.metadata, read_dictionary=[] if rows else [name]
+        )
         for batch in column.iter_batches(rows or _BATCH_ROWS, columns=[name]):
             num_bytes += sum(map(_decoded_bytes, batch.columns))
             if num_bytes > MAX_DECODED_BYTES:
@@ -143,8 +144,7 @@ def _bytes_of_texts(stream: BinaryIO, file: pq.ParquetFile, texts: Mapping[str, 
 
 def _decoded_bytes(array: pa.Array) -> int:
     if pa.types.is_dictionary(array.type):
-        lengths = pc.binary_length(array.dictionary).take(array.indices)
-        return int(pc.sum(lengths).as_py() or 0)
+        return int(pc.sum(pc.binary_length(array.dictionary).take(array.indices)).as_py() or 0)
     if pa.types.is_struct(array.type):
         return sum(map(_decoded_bytes, array.flatten()))
     return _decoded_bytes(array.flatten()) if pa.types.is_nested(array.type) else int(array.nbytes)

@@ -25,9 +25,11 @@ class MicroBatchThreads:
 
     def __init__(self, num_threads: int) -> None:
         self._num_threads = num_threads
-        self._pool: ThreadPoolExecutor | None = None
-        if num_threads > 1:
-            self._pool = ThreadPoolExecutor(num_threads, "micro-batch", torch.set_num_threads, (1,))
+        self._pool = (
+            ThreadPoolExecutor(num_threads, "micro-batch", torch.set_num_threads, (1,))
+            if num_threads > 1
+            else None
+        )
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
         """Yields `function(item)` in the order of the items, at most `num_threads` ahead.

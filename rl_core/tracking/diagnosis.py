@@ -19,14 +19,16 @@ from rl_core.config.run import RunConfig
 from rl_core.errors import OutOfMemory
 from rl_core.resources.oom_recovery import beyond_recovery, remedies
 from rl_core.runs.settings_file import leaves
-from rl_core.tracking.series import FEWEST_STEPS, LONGEST_WINDOW, Series
+
+FEWEST_STEPS: Final = 8
+"""The fewest steps of a series whose beginning and end are compared."""
+LONGEST_WINDOW: Final = 20
 
 FULL_CARD = 0.05
 """A card is nearly full if less than this share of it is left at a phase's peak."""
 _STEPS_IN_A_ROW = 10
 _FORMAT_SCORE = 0.1
 """What a well-formed wrong answer scores in Countdown (SPEC's and TinyZero's default)."""
-_SOME = 0.01
 _LOST_STEPS = 3
 _NOT_FINITE = "not_finite/"
 _NORM = "actor/grad_norm"
@@ -39,6 +41,45 @@ _ON_ONE_CARD = RunConfig.model_validate({"resources": {"learner_gpus": 0.5, "rol
 _TEXTS: Final[dict[str, dict[str, str]]] = yaml.safe_load(
     Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
 )
+
+
+class Series:
+    """The metrics of a run's training steps, by name; step 0 counts only for `val/*`."""
+
+    def __init__(self, rows: Iterable[Mapping[str, Any]], settings: Mapping[str, Any]) -> None:
+        """Takes the rows of a log, and the run's settings by dotted key."""
+        self.rows = sorted(rows, key=lambda row: int(row["step"]))
+        self.settings = settings
+
+    def points(self, name: str) -> list[tuple[int, float]]:
+        """Returns (step, value) of a metric, oldest first, without the steps that lack it."""
+        return [
+            (int(row["step"]), float(row[name]))
+            for row in self.rows
+            if row.get(name) is not None and (row["step"] > 0 or name.startswith("val/"))
+        ]
+
+    def ending(self, prefix: str) -> list[str]:
+        """Returns what follows a prefix in the names of metrics: phases, for example."""
+        names = (name for row in self.rows for name in row if name.startswith(prefix))
+        return list(dict.fromkeys(name.removeprefix(prefix) for name in names))
+
+    def values(self, name: str) -> list[float]:
+        """Returns a metric's values, oldest first."""
+        return [value for _, value in self.points(name)]
+
+    def ends(self, name: str) -> tuple[float, float] | None:
+        """Returns the means of a metric's first and last steps; None for too short a series."""
+        values = self.values(name)
+        if len(values) < FEWEST_STEPS:
+            return None
+        width = min(LONGEST_WINDOW, len(values) // 4)
+        return fmean(values[:width]), fmean(values[-width:])
+
+    def gain(self, name: str) -> float | None:
+        """Returns what a metric rose by, from its first steps to its last."""
+        ends = self.ends(name)
+        return None if ends is None else ends[1] - ends[0]
 
 
 @dataclass(frozen=True)
@@ -111,20 +152,17 @@ def _is_getting_better(series: Series) -> bool:
 
 def _nearly_full_card(series: Series, config: RunConfig | None) -> Diagnosis | None:
     """Advises, before a phase runs out of memory, the change that a retry would make after it."""
-    totals, prefix = series.values("memory/card_gib"), "memory/card_left_gib/"
+    totals = series.values("memory/card_gib")
+    prefix = "memory/card_left_gib/"
     lately = {p: series.values(prefix + p)[-_STEPS_IN_A_ROW:] for p in series.ending(prefix)}
     left = {phase: min(values) for phase, values in lately.items() if values}
-    if not totals or not left:
+    fullest = min(left, key=lambda phase: left[phase], default="")
+    if not totals or not left or left[fullest] >= FULL_CARD * totals[-1]:
         return None
-    fullest = min(left, key=lambda phase: left[phase])
-    if left[fullest] >= FULL_CARD * totals[-1]:
-        return None
-    error = OutOfMemory(fullest, "")
-    if config is None:
-        advice = f"what is not set yet of {', '.join(remedies(_ON_ONE_CARD, error))}"
-    else:
-        helpful = [*remedies(config, error), *beyond_recovery(config, fullest)]
-        advice = f"{helpful[0]}, the next lever"
+    helpful = remedies(config or _ON_ONE_CARD, OutOfMemory(fullest, ""))
+    advice = f"what is not set yet of {', '.join(helpful)}"
+    if config is not None:
+        advice = f"{(helpful or beyond_recovery(config, fullest))[0]}, the next lever"
     evidence = f"{fullest} left {max(left[fullest], 0.0):.2f} of {totals[-1]:.1f} GiB"
     return _diagnosis("nearly_full_card", evidence, advice=advice)
 
@@ -132,13 +170,11 @@ def _nearly_full_card(series: Series, config: RunConfig | None) -> Diagnosis | N
 def _reward_fails(series: Series) -> Diagnosis | None:
     """Needs only one step: a function that fails wastes the responses of every step."""
     share = _share(series, "reward_error")
-    if share < _SOME:
-        return None
+    evidence = f"reward/verdict/reward_error is {share:.3f} of the last steps"
     how = "for some responses, which count as 0"
     if share >= _NEARLY_ALL:
         how = "at all, so there is nothing to learn from"
-    evidence = f"reward/verdict/reward_error is {share:.3f} of the last steps"
-    return _diagnosis("reward_fails", evidence, how=how)
+    return _diagnosis("reward_fails", evidence, how=how) if share >= 0.01 else None
 
 
 def _reward_always_same(series: Series) -> Diagnosis | None:
@@ -157,12 +193,10 @@ def _format_credit_only(series: Series) -> Diagnosis | None:
         return None
     accuracy = series.ends("reward/accuracy")
     if accuracy is not None:
-        if accuracy[1] >= 0.01:
-            return None
+        is_credit = accuracy[1] < 0.01
         known = f"accuracy is {accuracy[1]:.3f}"
     else:
-        if score[1] > 1.25 * _FORMAT_SCORE:
-            return None
+        is_credit = score[1] <= 1.25 * _FORMAT_SCORE
         # If all other responses earn the credit.
         correct = max(0.0, (score[1] - _FORMAT_SCORE) / (1 - _FORMAT_SCORE))
         known = (
@@ -170,7 +204,8 @@ def _format_credit_only(series: Series) -> Diagnosis | None:
             f"{correct:.1%} right answers at full format"
         )
     rule = "nothing_is_correct" if _share(series, "incorrect") > 0 else "format_credit_only"
-    return _diagnosis(rule, f"score {score[0]:.3f} -> {score[1]:.3f} while {known}")
+    evidence = f"score {score[0]:.3f} -> {score[1]:.3f} while {known}"
+    return _diagnosis(rule, evidence) if is_credit else None
 
 
 def _share(series: Series, verdict: str) -> float:
@@ -183,11 +218,9 @@ def _share(series: Series, verdict: str) -> float:
 def _score_lost(series: Series) -> Diagnosis | None:
     """Finds a score that was lost a few steps ago: the means of other rules still include it."""
     points = series.points("critic/score/mean")
-    if len(points) < FEWEST_STEPS:
-        return None
-    top_step, top = max(points, key=lambda point: point[1])
+    top_step, top = max(points, key=lambda point: point[1], default=(0, 0.0))
     low = [value <= 0.1 * top for _, value in points]
-    if top < 0.02 or not all(low[-_LOST_STEPS:]):
+    if len(points) < FEWEST_STEPS or top < 0.02 or not all(low[-_LOST_STEPS:]):
         return None
     since = points[len(low) - low[::-1].index(False)][0]
     evidence = f"critic/score/mean was {top:.3g} at step {top_step}"
@@ -209,11 +242,8 @@ def _updates_lost(series: Series) -> Diagnosis | None:
     """An update whose gradient is not finite moves no weight, see `ModelOptimizer.step`."""
     norms = [row[_NORM] for row in series.rows if _NORM in row][-_STEPS_IN_A_ROW:]
     num_lost = sum(norm is None or not math.isfinite(norm) for norm in norms)
-    if num_lost < _LOST_STEPS:
-        return None
-    return _diagnosis(
-        "updates_lost", f"{_NORM} is not finite in {num_lost} of the last {len(norms)}"
-    )
+    evidence = f"{_NORM} is not finite in {num_lost} of the last {len(norms)}"
+    return _diagnosis("updates_lost", evidence) if num_lost >= _LOST_STEPS else None
 
 
 def _fooled_scorer(series: Series) -> Diagnosis | None:
@@ -221,14 +251,14 @@ def _fooled_scorer(series: Series) -> Diagnosis | None:
 
     Format credit is part of a score and no progress, so a score must rise by more than that.
     """
-    if series.values("curriculum/passed_over_frac"):
-        return None  # a curriculum makes the problems easier or harder
     tests = series.values("val/accuracy")
-    if len(tests) < 3:
+    # A curriculum makes the problems easier or harder.
+    if len(tests) < 3 or series.values("curriculum/passed_over_frac"):
         return None
     full = series.settings.get("env.full_score", 1.0)
-    has_credit = not series.settings.get("env.reward")
-    credit = series.settings.get("env.format_score", _FORMAT_SCORE) if has_credit else 0.0
+    credit = series.settings.get("env.format_score", _FORMAT_SCORE)
+    if series.settings.get("env.reward"):
+        credit = 0.0
     for name, unit, free in (
         ("reward/accuracy", 1.0, 0.0),
         ("critic/score/mean", full, credit / full),
@@ -262,11 +292,10 @@ def _kl_blow_up(series: Series) -> Diagnosis | None:
     values = [abs(value) for value in series.values("critic/kl")]
     if len(values) < FEWEST_STEPS:
         return None
-    usual, last = median(values), median(values[-5:])  # not the mean: one bad batch is no trend
-    if last < 1.0 or last < 5 * usual:
-        return None
-    evidence = f"{last:.2f} nats per token at the end, {usual:.3f} is usual in this run"
-    return _diagnosis("kl_blow_up", f"critic/kl {evidence}")
+    usual = median(values)
+    last = median(values[-5:])  # not the mean: one bad batch is no trend
+    evidence = f"critic/kl {last:.2f} nats per token at the end, {usual:.3f} is usual in this run"
+    return _diagnosis("kl_blow_up", evidence) if last >= max(1.0, 5 * usual) else None
 
 
 def _useless_critic(series: Series) -> Diagnosis | None:
@@ -300,14 +329,13 @@ def _falling_throughput(series: Series) -> Diagnosis | None:
     if len(rates) < 2 * FEWEST_STEPS:
         return None
     width = min(LONGEST_WINDOW, len(rates) // 4)
-    first, last = median(rates[:width]), median(rates[-width:])
-    if last > 0.6 * first:
+    first = median(rates[:width])
+    last = median(rates[-width:])
+    lengths = series.values("response_length/mean")[2:] or [1.0] * len(rates)
+    # The prompt costs more per token of a short response.
+    is_shorter = median(lengths[-width:]) * first < median(lengths[:width]) * last
+    if last > 0.6 * first or (is_shorter and len(lengths) == len(rates)):
         return None
-    lengths = series.values("response_length/mean")[2:]
-    if len(lengths) == len(rates):  # the prompt costs more per token of a short response
-        before, after = median(lengths[:width]), median(lengths[-width:])
-        if after / last < before / first:
-            return None
     return _diagnosis("falling_throughput", f"rollout/tokens_per_s {first:,.0f} -> {last:,.0f}")
 
 

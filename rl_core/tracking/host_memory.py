@@ -61,8 +61,9 @@ def usage_now() -> Usage:
 def memory_left() -> tuple[int, int]:
     """Returns the bytes left and the limit of the machine, or of the tightest group around us."""
     machine = psutil.virtual_memory()
-    membership = Path("/proc/self/cgroup").read_text(encoding="utf-8")
-    groups = cgroup_rooms(membership, Path("/sys/fs/cgroup"))
+    groups = cgroup_rooms(
+        Path("/proc/self/cgroup").read_text(encoding="utf-8"), Path("/sys/fs/cgroup")
+    )
     return min([(int(machine.available), int(machine.total)), *groups])
 
 

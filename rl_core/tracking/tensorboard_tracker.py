@@ -64,9 +64,13 @@ class TensorBoardTracker:
         self._folder.mkdir(exist_ok=True)
         attempt = len(list(self._folder.iterdir()))
         writer = EventsWriter(str(self._folder / "events"), f".{attempt}")
-        first_step = self._start_step + 1 if self._start_step > 0 else 0
-        start = SessionLog(status=SessionLog.START)
-        writer.write_event(Event(wall_time=time.time(), step=first_step, session_log=start))
+        writer.write_event(
+            Event(
+                wall_time=time.time(),
+                step=self._start_step + 1 if self._start_step > 0 else 0,
+                session_log=SessionLog(status=SessionLog.START),
+            )
+        )
         writer.flush()
         return writer
 

@@ -92,8 +92,12 @@ def _work(run_folder: Path, mode: str, timeout_s: float, parent: _Parent) -> Non
         why = first_line(error)
         parent.tell(say=f"offline in this run, `countdown-train sync` uploads it later: {why}")
         return
-    rows = NewRows(run_folder / "metrics.jsonl")
-    sent = _hand_over(run, rows, partial(sample_table, run_folder / "rollouts"), parent)
+    sent = _hand_over(
+        run,
+        NewRows(run_folder / "metrics.jsonl"),
+        partial(sample_table, run_folder / "rollouts"),
+        parent,
+    )
     run.finish(exit_code=parent.exit_code)
     import wandb
 

@@ -80,7 +80,7 @@ def attempt_name(parameters: dict[str, Any]) -> str:
     changes = last.changes.items()
     switched = (name.rpartition(".")[2].replace("_", " ") for name, (_, x) in changes if x is True)
     others = {name: change for name, change in changes if change[1] is not True}
-    words = filter(None, (", ".join(switched), in_words(others), last.asked))
+    words = filter(None, (", ".join(switched), in_words(others), last.overrides))
     what = " ".join(words) or "the same settings"
     return f"train attempt {len(attempts)}{after}: {what}, from step {last.from_step}"
 

@@ -1,7 +1,7 @@
 """Preflight's hours and price, of the device that a run is planned for: a card, or this CPU."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import astuple
 from functools import lru_cache
 from typing import Final
@@ -16,6 +16,7 @@ from rl_core.resources.cost import (
     seconds_in_words,
     time_and_price_range,
 )
+from rl_core.resources.memory_plan import ModelShape
 from rl_core.resources.roofline import Machine, sft_step_s, step_time, test_s, with_bounds
 from rl_core.runs.run_folder import RunFolder
 from rl_core.sft.named_data import planned_sft_steps
@@ -45,12 +46,12 @@ other load distorts wall-clock time, and the best of many short ones (0.5 and 2 
 def time_findings(config: RunConfig) -> Iterator[Finding]:
     """Yields hours and price, as a warning if a budget ends training early."""
     try:
-        problems = count_problems(config)
-        machine = planned_machine(config)
-        known = estimate(config, machine)
-        steps = total_steps(config, problems)
-        tests = _tests(config, steps, machine)
-        message = _in_words(config, problems, known, machine) + _sft_in_words(config, machine)
+        steps = total_steps(config, count_problems(config))
+        num_tests = 1 + steps // config.trainer.test_freq
+        of_tests = _roofline(config, test_s, num_tests)
+        tests = of_tests.seconds if of_tests else Spread(0, 0, 0)
+        known = estimate(config)
+        message = _in_words(config, steps, known, tests) + _sft_in_words(config)
     except ValueError:
         return  # another check reports it
     per_step = [known.seconds.typical + tests.typical / steps] if known else []
@@ -61,38 +62,47 @@ def time_findings(config: RunConfig) -> Iterator[Finding]:
 
 def plan_steps(config: RunConfig, run: RunFolder) -> Spread | None:
     """Returns the planned seconds per step, noted in `run.json`; None if they are not known."""
-    planned = run.read().planned_step_s  # by an earlier attempt
-    if planned is None and (known := estimate(config, planned_machine(config))) is not None:
-        planned = known.seconds
-        run.update(planned_step_s=planned, planned_from=known.source)
-    return planned
+    if (before := run.read().planned_step_s) is not None:
+        return before  # of an earlier attempt
+    known = estimate(config)
+    if known is None:
+        return None
+    run.update(planned_step_s=known.seconds, planned_from=known.source)
+    return known.seconds
 
 
-def estimate(config: RunConfig, machine: Machine | None) -> StepEstimate | None:
+def estimate(config: RunConfig) -> StepEstimate | None:
     """Returns a step's time, measured in a run of the same shape or a roofline; None: unknown."""
-    known = measured_before(config)
+    return measured_before(config) or _roofline(config, lambda *facts: step_time(*facts).total)
+
+
+def _roofline(
+    config: RunConfig,
+    seconds: Callable[[ModelShape, RunConfig, Machine], float],
+    times: int = 1,
+) -> StepEstimate | None:
+    """Returns so many times what a roofline gives; None for an unknown model or device."""
     shape = model_shape(config)
-    if known is not None or shape is None or machine is None:
-        return known
-    seconds = with_bounds(step_time(shape, config, machine).total)
-    return StepEstimate(seconds, f"a roofline of {machine.name}")
+    machine = planned_machine(config)
+    if shape is None or machine is None:
+        return None
+    whole = with_bounds(times * seconds(shape, config, machine))
+    return StepEstimate(whole, f"a roofline of {machine.name}")
 
 
-def _in_words(
-    config: RunConfig, problems: int, known: StepEstimate | None, machine: Machine | None
-) -> str:
+def _in_words(config: RunConfig, steps: int, known: StepEstimate | None, tests: Spread) -> str:
     later = f"from step {MEASURED_FROM} on progress shows the measured time"
     if known is None:
         why = "the rates of the device are not known (resources.card=NAME plans for a card)"
-        why = "the model's shape is not known" if machine else why
+        why = "the model's shape is not known" if planned_machine(config) else why
         return f"no run of this shape yet, and {why}: {later}"
-    steps = total_steps(config, problems)
-    of_epoch = known.seconds.times(steps_per_epoch(problems, config.data.train_batch_size))
-    tests = _tests(config, steps, machine)
-    parts = map(astuple, (known.seconds.times(steps), tests))
-    whole = Spread(*map(sum, zip(*parts, strict=True)))
+    problems = count_problems(config)
+    in_epoch = steps_per_epoch(problems, config.data.train_batch_size)
+    training = known.seconds.times(steps)
+    whole = Spread(*map(sum, zip(astuple(training), astuple(tests), strict=True)))
     epoch, all_steps, all_tests = (
-        time_and_price_range(seconds, config.budget) for seconds in (of_epoch, whole, tests)
+        time_and_price_range(seconds, config.budget)
+        for seconds in (known.seconds.times(in_epoch), whole, tests)
     )
     return (
         f"{seconds_in_words(known.seconds)} per step ({known.source}): {epoch} per epoch of "
@@ -101,26 +111,14 @@ def _in_words(
     )
 
 
-def _tests(config: RunConfig, steps: int, machine: Machine | None) -> Spread:
-    """Returns the seconds of all tests during training; 0 if they are not known."""
-    shape = model_shape(config)
-    num_tests = 1 + steps // config.trainer.test_freq
-    return (
-        with_bounds(num_tests * test_s(shape, config, machine))
-        if shape is not None and machine is not None
-        else Spread(0, 0, 0)
-    )
-
-
-def _sft_in_words(config: RunConfig, machine: Machine | None) -> str:
+def _sft_in_words(config: RunConfig) -> str:
     """Returns time and price of the SFT before the first step."""
-    shape = model_shape(config)
-    if config.sft.data is None or shape is None or machine is None:
+    steps = planned_sft_steps(config) if config.sft.data is not None else 0
+    whole = _roofline(config, sft_step_s, steps)
+    if not steps or whole is None:
         return ""
-    steps = planned_sft_steps(config)
-    whole = with_bounds(steps * sft_step_s(shape, config, machine))
-    time = time_and_price_range(whole, config.budget)
-    return f"; SFT of {steps:,} steps before it: {time} (a roofline)"
+    took = time_and_price_range(whole.seconds, config.budget)
+    return f"; SFT of {steps:,} steps before it: {took} (a roofline)"
 
 
 def planned_machine(config: RunConfig) -> Machine | None:
@@ -129,8 +127,8 @@ def planned_machine(config: RunConfig) -> Machine | None:
     gpus = (resources.learner_gpus, resources.rollout_gpus)
     if 0 not in gpus and (card := _card(config)) is not None:
         rate = card.flops(config.compute_dtype)
-        of_learner = resources.learner_ranks * rate
-        return Machine(card.name, True, of_learner, rate, 1e9 * card.bandwidth_gb_s)
+        of_all = resources.learner_ranks * rate
+        return Machine(card.name, True, of_all, rate, 1e9 * card.bandwidth_gb_s)
     if any(gpus) or (rates := _rates_of_a_thread()) is None:
         return None
     flops, bandwidth = rates

@@ -75,7 +75,7 @@ def _read_row(env: Countdown, record: Record) -> Row:
         own_prompt(record) or _prompt(env, numbers, target),
         {"target": target, "numbers": numbers},
         DATA_SOURCE,
-        own={"nums": numbers, "target": target},
+        columns={"nums": numbers, "target": target},
     )
 
 
@@ -83,10 +83,10 @@ def _with_solutions(rows: Sequence[Row]) -> list[Row | None]:
     """Returns each puzzle with a solution and how many there are; None if there is none."""
     from rl_core.envs.countdown.solver import solve_many
 
-    numbers, targets = [row.key[0] for row in rows], [row.key[1] for row in rows]
+    solved = solve_many([row.key[0] for row in rows], [row.key[1] for row in rows])
     return [
         None if solution is None else replace(row, solution=solution, num_solutions=count)
-        for row, (solution, count) in zip(rows, solve_many(numbers, targets), strict=True)
+        for row, (solution, count) in zip(rows, solved, strict=True)
     ]
 
 
@@ -154,15 +154,22 @@ class Countdown(TextEnv):
         schema=_columns,
     )
     checks: ClassVar = Checks(
-        own=(
-            *("countdown_ground_truth.sql", "countdown_no_nulls.sql"),
-            *("countdown_number_range.sql", "countdown_operand_count.sql", "countdown_prompt.sql"),
-            *("countdown_solution.sql", "countdown_splits_disjoint.sql"),
-            *("countdown_target_range.sql", "countdown_unique.sql"),
+        specific=(
+            "countdown_ground_truth.sql",
+            "countdown_no_nulls.sql",
+            "countdown_number_range.sql",
+            "countdown_operand_count.sql",
+            "countdown_prompt.sql",
+            "countdown_solution.sql",
+            "countdown_splits_disjoint.sql",
+            "countdown_target_range.sql",
+            "countdown_unique.sql",
         ),
         shared=("countdown_columns.sql", "labels.sql", "row_count.sql"),
         of_generator=(
-            *("countdown_number_range", "countdown_operand_count", "row_count"),
+            "countdown_number_range",
+            "countdown_operand_count",
+            "row_count",
             "countdown_target_range",
         ),
         of_template=("countdown_prompt",),
@@ -230,8 +237,13 @@ class Countdown(TextEnv):
         if answer is not None:
             raise ValueError("a puzzle's answer is found by its rule: answer= is for env=gsm8k")
         *numbers, target = numbers
-        prompt = tuple(_prompt(self, numbers, target))
-        problem = Problem(0, DATA_SOURCE, prompt, {"numbers": numbers, "target": target}, 0)
+        problem = Problem(
+            0,
+            DATA_SOURCE,
+            tuple(_prompt(self, numbers, target)),
+            {"numbers": numbers, "target": target},
+            0,
+        )
         return Question(self.show_problem(problem), problem, is_scored=True)
 
     def show_problem(self, problem: Problem) -> str:
@@ -277,12 +289,12 @@ def stated_puzzle(record: Record) -> tuple[list[int], int]:
     """Returns the numbers and the target that a row states, once or twice, or raises ValueError."""
     truth = _from_text(struct_of(record, "reward_model").get("ground_truth"))
     numbers = record.get("numbers") if record.get("nums") is None else record["nums"]
-    own = {"numbers": numbers, "target": record.get("target")}
-    stated: list[Record] = [own] if own != {"numbers": None, "target": None} else []
+    columns = {"numbers": numbers, "target": record.get("target")}
+    stated: list[Record] = [columns] if columns != {"numbers": None, "target": None} else []
     if truth is not None:
         if not isinstance(truth, dict):
             raise ValueError(f"ground_truth={shown(truth)} must be {{target, numbers}}")
-        stated.append({name: truth.get(name) for name in own})
+        stated.append({name: truth.get(name) for name in columns})
     if not stated:
         raise ValueError(
             "it has neither nums (or numbers) and target nor reward_model.ground_truth: add them"

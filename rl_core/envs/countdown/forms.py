@@ -105,7 +105,8 @@ class _Values(_Trees):
             yield _outer(first[0], rest[1]), _outer(first[1], rest[0])
             return
         den = _outer(first[1], rest[1])
-        left, right = _outer(first[0], rest[1]), _outer(first[1], rest[0])
+        left = _outer(first[0], rest[1])
+        right = _outer(first[1], rest[0])
         null = den == 0  # a division by zero inside is 0 / 0, and so is all made of it
         for num in (left + right, np.subtract(left, right, out=left)):
             num[null] = 0
@@ -135,7 +136,8 @@ def form_values(columns: Exact) -> Iterator[Fractions]:
 
     Part by part, so that they stay in the processor's cache.
     """
-    values, everything = _Values(columns), tuple(range(len(columns)))
+    values = _Values(columns)
+    everything = tuple(range(len(columns)))
     yield from values.parts("terms", everything)
     if len(everything) > 1:
         yield from values.parts("factors", everything)
@@ -149,7 +151,8 @@ def equality_patterns(numbers: Ints) -> Ints:
 
 @cache
 def _splits(positions: Positions) -> tuple[tuple[Positions, Positions], ...]:
-    first, others = positions[0], positions[1:]
+    first = positions[0]
+    others = positions[1:]
     return tuple(
         (
             (first, *(p for i, p in enumerate(others) if mask >> i & 1)),

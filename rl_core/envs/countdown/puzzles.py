@@ -32,7 +32,7 @@ from rl_core.schema import dataset_schema
 
 COUNTDOWN_DATASET = dataset_schema(
     pa.struct([("target", pa.int64()), ("numbers", pa.list_(pa.int64()))]),
-    own=[("nums", pa.list_(pa.int64())), ("target", pa.int64())],
+    columns=[("nums", pa.list_(pa.int64())), ("target", pa.int64())],
 )
 _TYPES = {
     "index": pa.int64(),
@@ -73,12 +73,12 @@ def generate_puzzles(
     rng = np.random.default_rng(seed)
     fewest, most = operands
     counts = range(fewest, most + 1)
-    pools = [_draw_pool(count, number, target, wanted=2 * size, rng=rng) for count in counts]
+    pools = [_draw_pool(count, number, target, at_least=2 * size, rng=rng) for count in counts]
     exist = sum(len(pool.solved.rows) for pool in pools)
     if exist < size:
-        found = "exist" if all(pool.complete for pool in pools) else "were found"
+        verb = "exist" if all(pool.complete for pool in pools) else "were found"
         raise ValueError(
-            f"data.train_size + data.test_size = {size} puzzles asked, but only {exist} {found} "
+            f"data.train_size + data.test_size = {size} puzzles asked, but only {exist} {verb} "
             f"with {fewest} to {most} numbers from {number[0]}..{number[1]} and targets "
             f"{target[0]}..{target[1]}: ask for fewer or widen a range"
         )
@@ -91,11 +91,10 @@ def generate_puzzles(
 
 
 def _draw_pool(
-    num_operands: int, number: Range, target: Range, *, wanted: int, rng: np.random.Generator
+    num_operands: int, number: Range, target: Range, *, at_least: int, rng: np.random.Generator
 ) -> _Pool:
-    """Returns at least `wanted` puzzles, or all there are (within `MAX_SETS` sets of numbers)."""
-    low, high = number
-    span = high - low + 1
+    """Returns at least so many puzzles, or all there are (within `MAX_SETS` sets of numbers)."""
+    span = number[1] - number[0] + 1
     total = comb(span + num_operands - 1, num_operands)
     if total <= MAX_SETS:
         ranks = rng.permutation(total)
@@ -103,16 +102,20 @@ def _draw_pool(
         drawn = pl.Series(rng.integers(total, size=MAX_SETS))
         ranks = drawn.unique(maintain_order=True).to_numpy()
     step = max(1, _CHUNK_VALUES // num_forms(num_operands))
-    numbers, solved = list[Ints](), list[Solved]()
-    found = seen = 0
-    while found < wanted and seen < len(ranks):
-        sets = multisets(ranks[seen : seen + step], span, num_operands) + low
-        own = solve_range(sets, low=target[0], high=target[1])
+    numbers = list[Ints]()
+    solved = list[Solved]()
+    seen = 0
+    while sum(len(part.rows) for part in solved) < at_least and seen < len(ranks):
+        sets = multisets(ranks[seen : seen + step], span, num_operands) + number[0]
+        part = solve_range(sets, low=target[0], high=target[1])
         numbers.append(sets)
-        solved.append(own._replace(rows=own.rows + seen))
-        found, seen = found + len(own.rows), seen + len(sets)
-    together = Solved(*map(np.concatenate, zip(*solved, strict=True)))
-    return _Pool(np.concatenate(numbers), together, seen == total)
+        solved.append(part._replace(rows=part.rows + seen))
+        seen += len(sets)
+    return _Pool(
+        np.concatenate(numbers),
+        Solved(*map(np.concatenate, zip(*solved, strict=True))),
+        seen == total,
+    )
 
 
 def _take(pool: _Pool, size: int, rng: np.random.Generator) -> pl.DataFrame:

@@ -37,7 +37,8 @@ _TO_DIGITS = bytes(c if chr(c).isdecimal() else ord(" ") for c in range(256))
 _TOKEN = re.compile(f"0+|[^{ASCII_SPACE}]")
 _as_int = lru_cache(1_024)(int)
 """Puzzles have few numbers; parsing one takes twice as long as finding it in this cache."""
-_OPERAND, _NEGATE = "0", "neg"
+_OPERAND = "0"
+_NEGATE = "neg"
 _PRECEDENCE = {"+": 1, "-": 1, _NEGATE: 2, "*": 2, "/": 2}
 
 

@@ -29,8 +29,11 @@ _Form: TypeAlias = tuple[int, Any]
 
 Not recursive in the type, since tuples of different kinds only ever compare by their first item.
 """
-_NUMBER, _SUM, _PRODUCT = 0, 1, 2
-_BATCH_VALUES, _BATCH_ROWS = 1 << 19, 8
+_NUMBER = 0
+_SUM = 1
+_PRODUCT = 2
+_BATCH_VALUES = 1 << 19
+_BATCH_ROWS = 8
 _EXACT_FLOAT = 1 << 53
 """Below it float64 holds every integer, and processors multiply and divide it faster."""
 
@@ -55,14 +58,14 @@ def solve_many(
     A problem has 1 to 6 numbers in 1..999 and a positive target.
     """
     solved: list[tuple[str | None, int]] = [(None, 0)] * len(targets)
-    sizes = np.array([len(own) for own in numbers])
+    sizes = np.array(list(map(len, numbers)))
     for size in np.unique(sizes):
         places = np.flatnonzero(sizes == size)
         sets = np.sort(np.array([numbers[i] for i in places], dtype=np.int64), axis=1)
-        wanted = np.array([targets[i] for i in places], dtype=np.int64)
-        hits = [quotients == wanted[rows] for rows, quotients in _sweep(sets)]
-        counts = np.concatenate([own.sum(axis=0) for own in hits])
-        firsts = np.concatenate([own.argmax(axis=0) for own in hits])
+        aims = np.array([targets[i] for i in places], dtype=np.int64)
+        hits = [quotients == aims[rows] for rows, quotients in _sweep(sets)]
+        counts = np.concatenate([hit.sum(axis=0) for hit in hits])
+        firsts = np.concatenate([hit.argmax(axis=0) for hit in hits])
         there = counts > 0
         texts = solution_texts(sets[there], firsts[there])
         for place, text, count in zip(places[there], texts, counts[there].tolist(), strict=True):
@@ -95,11 +98,11 @@ def solution_texts(numbers: Ints, forms: Ints) -> Texts:
     trees = form_trees(numbers.shape[1])
     known: dict[tuple[int, int], _Form] = {}
     rows = (column.tolist() for column in (numbers, forms, equality_patterns(numbers)))
-    for i, (own, form, pattern) in enumerate(zip(*rows, strict=True)):
+    for i, (row, form, pattern) in enumerate(zip(*rows, strict=True)):
         if (form, pattern) not in known:
             # A form depends only on the order of its numbers, so places stand for them here.
-            known[form, pattern] = _normal_form(trees[form], [own.index(number) for number in own])
-        texts[i] = _write(known[form, pattern], own)[0]
+            known[form, pattern] = _normal_form(trees[form], [row.index(number) for number in row])
+        texts[i] = _write(known[form, pattern], row)[0]
     return texts
 
 
@@ -116,16 +119,18 @@ def _sweep(numbers: Ints) -> Iterator[tuple[slice, Ints]]:
     kind = np.float64 if small else np.int64
     for start in range(0, len(numbers), step):
         batch = slice(start, start + step)
-        own = numbers[batch]
-        quotients, begin = memory[:, : len(own)], 0
-        for num, den in form_values(np.ascontiguousarray(own.T, dtype=kind)):
-            over, under = np.abs(num), np.abs(den)
+        rows = numbers[batch]
+        quotients = memory[:, : len(rows)]
+        begin = 0
+        for num, den in form_values(np.ascontiguousarray(rows.T, dtype=kind)):
+            over = np.abs(num)
+            under = np.abs(den)
             divisor = np.maximum(under, 1)
             whole = np.rint(over / divisor) if small else over // divisor
             whole *= whole * under == over
             quotients[begin : begin + len(num)] = whole
             begin += len(num)
-        patterns = equality_patterns(own)
+        patterns = equality_patterns(rows)
         for pattern in np.unique(patterns[patterns > 0]).tolist():
             quotients[np.ix_(_repeats(size, pattern), patterns == pattern)] = 0
         yield batch, quotients
@@ -203,11 +208,13 @@ def _write(form: _Form, numbers: Sequence[int]) -> tuple[str, int, int]:
 
 
 def _write_sum(members: _Members, numbers: Sequence[int]) -> tuple[str, int, int]:
-    total, common = 0, 1
+    total = 0
+    common = 1
     terms = []
     for member, sign in members:
         text, num, den = _write(member, numbers)
-        total, common = total * den + sign * num * common, common * den
+        total = total * den + sign * num * common
+        common *= den
         terms.append((text, sign * num))
     direction = total or members[0][1]
     plus = [text for text, num in terms if num * direction >= 0]
@@ -216,12 +223,14 @@ def _write_sum(members: _Members, numbers: Sequence[int]) -> tuple[str, int, int
 
 
 def _write_product(members: _Members, numbers: Sequence[int]) -> tuple[str, int, int]:
-    above, below = list[str](), list[str]()
+    above = list[str]()
+    below = list[str]()
     over = under = 1
     for member, exponent in members:
         text, num, den = _write(member, numbers)
         (above if exponent > 0 else below).append(f"({text})" if member[0] == _SUM else text)
         num, den = (num, den) if exponent > 0 else (den, num)
-        over, under = over * num, under * den
+        over *= num
+        under *= den
     sign = 1 if under > 0 else -1
     return " / ".join([" * ".join(above), *below]), sign * over, sign * under

@@ -34,7 +34,8 @@ from typing import ClassVar, Final
 from rl_core.envs.countdown.scoring import score_response
 from rl_core.envs.sft_examples import GATE_PROBLEMS, TOKENIZER_TEXTS, SftExamples, SftText
 
-FEWEST, MOST = 3, 4
+FEWEST = 3
+MOST = 4
 ANSWER_OPEN: Final = "</think>\n<answer>"
 ANSWER_CLOSE: Final = "</answer>"
 VERDICTS: Final = (" no", " yes")
@@ -106,11 +107,9 @@ class Need:
         """
         if self.before is None:
             return made
-        if self.sign == "-":
-            is_above = self.before.value >= self.z
-            whole = f"{made}+{self.z}" if is_above else f"{self.z}-{made}"
-        else:
-            whole = f"{made}{ {'+': '-', '/': '*'}[self.sign] }{self.z}"
+        whole = f"{made}{ {'+': '-', '/': '*', '-': '+'}[self.sign] }{self.z}"
+        if self.sign == "-" and self.before.value < self.z:
+            whole = f"{self.z}-{made}"
         return self.before.answer(f"({whole})" if self.before.before else whole)
 
 
@@ -134,17 +133,20 @@ def _attempts(numbers: Sequence[int], needs: list[Need]) -> Iterator[_Attempt]:
         # A need of 0 is not written: three numbers seldom make it.
         narrowed = [(need.value, need.narrowed(z)) for need in needs if need.value]
         lines = "".join(
-            f"\n{target} {z}" + "".join(f" {need.sign}{need.value}" for need in found)
-            for target, found in narrowed
+            f"\n{target} {z}" + "".join(f" {need.sign}{need.value}" for need in others)
+            for target, others in narrowed
         )
-        below = [need for _, found in narrowed for need in found]
+        below = [need for _, others in narrowed for need in others]
         if len(rest) < FEWEST:
-            x, y = max(rest), min(rest)
+            x, y = sorted(rest, reverse=True)
             yield _Attempt(f"{lines} : {x} {y}", below, x, y, f"({x}+{y})+{z}")
             continue
         for place, attempt in enumerate(_attempts(rest, below)):
-            text = attempt.text if place else f"{lines} ;{attempt.text}"
-            yield replace(attempt, text=text, sum=f"({attempt.sum})+{z}")
+            yield replace(
+                attempt,
+                text=attempt.text if place else f"{lines} ;{attempt.text}",
+                sum=f"({attempt.sum})+{z}",
+            )
 
 
 def write_trace(
@@ -158,20 +160,22 @@ def write_trace(
     parts: list[str] = []
     attempts = list(_attempts(numbers, [Need(target)]))
     for attempt in attempts:
-        x, y = attempt.x, attempt.y
         parts.append(attempt.text)
-        results = pair_values(x, y, largest=max(need.value for need in attempt.needs))
+        largest = max(need.value for need in attempt.needs)
+        results = pair_values(attempt.x, attempt.y, largest=largest)
         for op, value in results:
             hit = next((need for need in attempt.needs if need.value == value), None)
-            made = f" {op}{value}"
             if hit is not None:
-                parts.append(f"{made} yes")
-                text = _finish(parts, hit.answer(f"({x}{op}{y})"))
+                parts.append(f" {op}{value} yes")
+                text = _finish(parts, hit.answer(f"({attempt.x}{op}{attempt.y})"))
                 return Trace(text, solved=True, exhausted=False)
-            parts.append(f"{made} no")
+            parts.append(f" {op}{value} no")
             if rng.random() < give_up_prob:
-                last = attempt is attempts[-1] and (op, value) == results[-1]
-                return Trace(_finish(parts, attempt.sum), solved=False, exhausted=last)
+                return Trace(
+                    _finish(parts, attempt.sum),
+                    solved=False,
+                    exhausted=attempt is attempts[-1] and (op, value) == results[-1],
+                )
     return Trace(_finish(parts, attempts[-1].sum), solved=False, exhausted=True)
 
 
@@ -191,10 +195,13 @@ def check_response(response: str) -> tuple[list[bool], list[bool]]:
     Only the text counts: "44 9 -35" says that 44-9 is 35, and a verdict is right if it agrees with
     the numbers written before it in the attempt.
     """
-    results, verdicts = list[bool](), list[bool]()
-    pending, needed = list[bool](), set[int]()
+    results = list[bool]()
+    verdicts = list[bool]()
+    pending = list[bool]()
+    needed = set[int]()
     for line in _LINE.finditer(response):
-        target, z = int(line["target"]), int(line["z"])
+        target = int(line["target"])
+        z = int(line["z"])
         needs = [(op, int(value)) for op, value in re.findall(r" ([-+*/])(\d+)", line["needs"])]
         pending += [_is_true(target, z, op, value) for op, value in needs]
         needed |= {value for _, value in needs}
@@ -203,14 +210,16 @@ def check_response(response: str) -> tuple[list[bool], list[bool]]:
         if line["results"] is None:
             needed = set()
             continue
-        x, y = int(line["x"]), int(line["y"])
+        x = int(line["x"])
+        y = int(line["y"])
         tries = [
             (op, int(v), word)
             for op, v, word in re.findall(r" ([-+*/])(\d+) (no|yes)", line["results"])
         ]
         results += pending + [_is_true(x, y, op, value) for op, value, _ in tries]
         verdicts += [(value in needed) == (word == "yes") for _, value, word in tries]
-        pending, needed = [], set()
+        pending = []
+        needed = set()
     return results, verdicts
 
 

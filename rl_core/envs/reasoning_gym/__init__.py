@@ -74,7 +74,7 @@ class ReasoningGym(TextEnv):
 
     templates: ClassVar = ANSWER_IN_TAGS
     rows: ClassVar = Rows(make=_make_rows, package="reasoning-gym", refuse=_refuse)
-    checks: ClassVar = Checks(own=("reasoning_gym_truth.sql",), answer_mark="<answer>")
+    checks: ClassVar = Checks(specific=("reasoning_gym_truth.sql",), answer_mark="<answer>")
 
     @field_validator("task")
     @classmethod

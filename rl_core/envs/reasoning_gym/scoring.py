@@ -72,10 +72,8 @@ def _open_task(name: str, config: str) -> Any:
 
 def score_answer(task: Any, answer: str, truth: Truth) -> float:
     """Returns the score of an answer without its tags, by our scorer of a task or the package's."""
-    plain = from_json(truth)
-    if own := _OWN_SCORERS.get(truth["task"]):
-        return own(answer, plain)
-    return float(task.score_answer(answer, plain))
+    score = _OWN_SCORERS.get(truth["task"], task.score_answer)
+    return float(score(answer, from_json(truth)))
 
 
 def _numbers_game(answer: str, truth: Truth, *, readable: float, unreadable: float) -> float:
@@ -111,10 +109,10 @@ def _number_sorting(answer: str, truth: Truth) -> float:
     read = json.loads(answer.replace("'", '"'))
     if not isinstance(read, list):
         return 0.0
-    said = [float(number) for number in read]
+    numbers = [float(number) for number in read]
     right = [float(number) for number in ast.literal_eval(truth["answer"])]
-    is_sorted = said == sorted(said, reverse=truth["metadata"]["direction"] != "ascending")
-    return float(is_sorted and all(abs(a - b) <= 1 for a, b in zip(said, right, strict=True)))
+    is_sorted = numbers == sorted(numbers, reverse=truth["metadata"]["direction"] != "ascending")
+    return float(is_sorted and all(abs(a - b) <= 1 for a, b in zip(numbers, right, strict=True)))
 
 
 _OWN_SCORERS: Final[Mapping[str, Callable[[str, Truth], float]]] = {

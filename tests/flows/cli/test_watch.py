@@ -142,7 +142,7 @@ def test_a_run_that_has_only_begun_is_shown(cli, tmp_path):
 
 def test_runs_watch_and_sql_attempts_show_what_to_do_next(cli, run):
     run.add_attempt("out of memory in gen", {"rollout.max_num_seqs": (256, 128)})
-    run.add_attempt("continued", asked="budget.max_hours=4")
+    run.add_attempt("continued", overrides="budget.max_hours=4")
     run.update(status="failed", reason="it broke", next_step="mend it, then the same command")
     assert "what to do next: mend it, then the same command" in shown(run)
     assert json.loads(cli("sql", "runs_overview", "--format", "json").out)[0]["next_step"] == (

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rl_core.config.operations import TrainerConfig
 from rl_core.config.run import DataConfig, RunConfig
 from rl_core.data.dataset import difficulty_classes, write_dataset
 from rl_core.data.sampling import (
@@ -84,14 +85,14 @@ def test_any_stops_and_batch_sizes_ask_each_problem_once_per_epoch(num_problems,
 def test_batch_sizes_that_fit_leave_no_problem_out_and_the_last_step_follows(tmp_path):
     """64 problems by 8 for one epoch, then by 16 up to three: 16 steps, each problem thrice."""
     first = ProblemOrder(Place(seed=0, num_problems=64), 8)
-    assert first.last_step(total_epochs=1, total_steps=None) == 8
+    assert first.last_step(TrainerConfig(total_epochs=1)) == 8
     asked = [first.choose(step) for step in range(1, 9)]
     first.hold(8)
     first.save(tmp_path)
     then = ProblemOrder(read_place(of_batches(16), 64, tmp_path), 16)
-    assert then.last_step(total_epochs=3, total_steps=None) == 16
-    assert then.last_step(total_epochs=3, total_steps=9) == 9
-    assert then.last_step(total_epochs=1, total_steps=None) == 8
+    assert then.last_step(TrainerConfig(total_epochs=3)) == 16
+    assert then.last_step(TrainerConfig(total_epochs=3, total_steps=9)) == 9
+    assert then.last_step(TrainerConfig(total_epochs=1)) == 8
     asked += [then.choose(step) for step in range(9, 17)]
     assert sorted(itertools.chain(*asked)) == sorted([*range(64)] * 3)
     assert [then.before(step).epoch for step in (9, 12, 13, 16)] == [1, 1, 2, 2]

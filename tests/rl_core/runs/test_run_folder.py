@@ -36,7 +36,7 @@ def test_a_new_run_has_a_record_and_its_settings(tmp_path):
         "run_id": "my-run",
         "preset": "quickstart",
         "status": "running",
-        "attempts": [first | {"from_step": 0, "changes": {}, "asked": "", "startup_s": {}}],
+        "attempts": [first | {"from_step": 0, "changes": {}, "overrides": "", "startup_s": {}}],
     }
     settings = yaml.safe_load((run.path / "config.yaml").read_text())
     assert RunConfig.model_validate(settings) == config_in(tmp_path, seed=3)
@@ -70,7 +70,7 @@ def test_settings_that_a_run_was_continued_with_do_not_hide_those_before(tmp_pat
     seeds = {f.name: yaml.safe_load(f.read_text())["seed"] for f in run.path.glob("config*")}
     before = {"config_before_attempt_3.yaml": 0, "config_before_attempt_5.yaml": 9}
     assert seeds == {"config.yaml": 3} | before
-    asked = [attempt.asked for attempt in run.read().attempts]
+    asked = [attempt.overrides for attempt in run.read().attempts]
     assert asked == ["", "", "seed=9", "", "seed=3"]
 
 
@@ -79,13 +79,13 @@ def test_what_a_person_changed_is_told_as_one_would_type_it(tmp_path):
     named = config_in(tmp_path, model=ModelConfig(path="a/b", gradient_checkpointing=True))
     RunFolder.create(named)
     RunFolder.create(config_in(tmp_path))
-    assert [attempt.asked for attempt in run.read().attempts[1:]] == [
+    assert [attempt.overrides for attempt in run.read().attempts[1:]] == [
         "model.path=a/b model.gradient_checkpointing=true",
         "model.path=null model.gradient_checkpointing=false",
     ]
     (run.path / "config.yaml").write_text("seed: [")
     RunFolder.create(named)
-    assert run.read().attempts[-1].asked == "", "damaged settings name no change"
+    assert run.read().attempts[-1].overrides == "", "damaged settings name no change"
 
 
 def test_a_run_keeps_the_decoding_of_its_tests(tmp_path):

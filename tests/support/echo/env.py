@@ -60,7 +60,7 @@ class EchoConfig(TextEnv):
 
     rows: ClassVar = Rows(make=make, columns=("letter",), read=read_row, schema=columns)
     checks: ClassVar = Checks(
-        own=(Path(__file__).with_name("echo_letters.sql"),),
+        specific=(Path(__file__).with_name("echo_letters.sql"),),
         shared=(Path(__file__).with_name("echo_columns.sql"),),
         of_generator=("echo_letters",),
         parameters=lambda env: {"num_letters": env.num_letters},

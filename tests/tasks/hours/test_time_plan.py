@@ -12,7 +12,7 @@ from tasks.generate import dataset_folder
 from tasks.hours import StepEstimate, measured_before
 from tasks.preflight import preflight, refuse_fatal
 from tasks.preflight_checks import Finding, PreflightError
-from tasks.preflight_checks.hours import estimate, planned_machine
+from tasks.preflight_checks.hours import estimate
 
 DIARY = {
     "data": {"train_batch_size": 32},
@@ -47,7 +47,7 @@ ON_A_CARD: dict[str, Any] = {
 
 
 def planned(settings: RunConfig) -> Spread:
-    known = estimate(settings, planned_machine(settings))
+    known = estimate(settings)
     assert known is not None
     return known.seconds
 
