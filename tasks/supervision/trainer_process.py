@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rl_core.config.run import RunConfig
-from rl_core.evaluator import ask_trained
 from rl_core.runs.lock import training
 from rl_core.runs.run_folder import RunFolder
+from rl_core.system.process_env import without_torch
 from rl_core.system.signals import LEAVING_S
 from rl_core.system.waits import OF_TRAINING, Waits
-from rl_core.training import Training
 from rl_core.workers.kept import KeptEngines
 from tasks.supervision.worker_logs import TRAINER_LOGGER
 
@@ -47,6 +47,10 @@ def train_for_parent(
     start: Start,
 ) -> int:
     """Trains by `Training`, in a watched process."""
+    with nullcontext() if _may_load_a_model(config) else without_torch():
+        from rl_core.evaluator import ask_trained
+        from rl_core.training import Training
+
     before = start.before | {"trainer": time.time() - start.called_at}
     reporter.kept = reporter.kept or KeptEngines(keeps=start.keeps)
     ask = partial(ask_trained, config, run, data, model_path)
@@ -63,6 +67,12 @@ def train_for_parent(
     )
     with training(run, wait_s=config.trainer.stop_grace_s + LEAVING_S):
         return work.train()
+
+
+def _may_load_a_model(config: RunConfig) -> bool:
+    """Returns whether this process merges an adapter, unpacks a teacher or runs a user's code."""
+    is_ours = type(config.env).__module__.startswith("rl_core.")
+    return config.model.lora_rank > 0 or config.teacher.path is not None or not is_ours
 
 
 def tune_for_parent(
