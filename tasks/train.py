@@ -45,10 +45,15 @@ def train_supervised(
         last_done = step
         on_step(step, last_step, metrics)
 
-    process = Watched.of_run("trainer", config, run)
-    process = replace(process, logs_to_wandb="wandb" in config.trainer.logger)
-    in_task = TaskRunContext.get() is not None
-    start = Start(in_task, keeps_engines(), seconds_before(run), called_at=time.time())
+    process = replace(
+        Watched.of_run("trainer", config, run), logs_to_wandb="wandb" in config.trainer.logger
+    )
+    start = Start(
+        evaluates=TaskRunContext.get() is not None,
+        keeps=keeps_engines(),
+        before=seconds_before(run),
+        called_at=time.time(),
+    )
     work = {"config": config, "run": run, "data": data, "model_path": model_path, "start": start}
     steps = call_supervised(process, train_for_parent, work, logger, tell)
     return last_done if steps is None else steps

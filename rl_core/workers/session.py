@@ -32,7 +32,11 @@ from rl_core.workers.ray_auth import address_of_auto, private, reread_settings, 
 _TELLING: Final = ("gcs_server.err", "raylet.err", "gcs_server.out", "raylet.out")
 """Logs of the processes that must be up; Ray marks errors with E, fatal ones with C."""
 _NOT_NEEDED: Final = ("start_monitor", "start_api_server", "start_log_monitor")
-"""Methods by which Ray starts its autoscaler, its dashboard, and what prints workers' output."""
+"""Methods that start Ray's autoscaler, its dashboard, and what prints the output of workers.
+
+Each is a process that loads Python and Ray, and all others wait for the dashboard: its option
+removes the pages, not the process. Only the start of a Ray calls them.
+"""
 
 
 @contextmanager
@@ -51,7 +55,9 @@ def ray_session(
         try:
             try:
                 if address is None:
-                    with private(), _without_side_processes():
+                    for name in _NOT_NEEDED:
+                        setattr(Node, name, lambda *args, **options: None)
+                    with private():
                         ray.init(**_private_options(config, model_path, temp_dir, learner=learner))
                 else:
                     send_token(address)
@@ -75,23 +81,6 @@ def ray_session(
             reread_settings()
             # A worker notices a moment later that its raylet is gone; one deep in C++ may not.
             end_processes(processes, patience_s=5.0)
-
-
-@contextmanager
-def _without_side_processes() -> Iterator[None]:
-    """Keeps a Ray that starts in the block from starting three processes that nothing here uses.
-
-    Each loads Python and Ray, and all others would wait for the dashboard; its option removes only
-    the pages, not the process.
-    """
-    starts = {name: start for name, start in vars(Node).items() if name in _NOT_NEEDED}
-    for name in starts:
-        setattr(Node, name, lambda *args, **options: None)
-    try:
-        yield
-    finally:
-        for name, start in starts.items():
-            setattr(Node, name, start)
 
 
 class _NotInWorkingFolder(JobConfig):  # type: ignore[misc]  # Ray has no types

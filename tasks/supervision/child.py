@@ -90,8 +90,9 @@ def main() -> NoReturn:
     dump_stacks_on_request()
     request = parent.receive()
     jobs: SimpleQueue[dict[str, Any]] = SimpleQueue()
-    reader = (parent, jobs, request["grace_s"] + LEAVING_S)
-    threading.Thread(target=_read, args=reader, daemon=True).start()
+    threading.Thread(
+        target=_read, args=(parent, jobs, request["grace_s"] + LEAVING_S), daemon=True
+    ).start()
     reporter = Reporter(parent)
     to_file = logging.StreamHandler()
     to_file.setFormatter(RedactingFormatter())

@@ -154,8 +154,11 @@ def call_supervised(
         code = child.process.returncode
         if stop.requested():
             if "done" not in outcome and code not in _STOPPED:
-                ending = _how(code, process.log_file)
-                logger.warning("%s failed while it was stopping: %s", process.name, ending)
+                logger.warning(
+                    "%s failed while it was stopping: %s",
+                    process.name,
+                    _how(code, process.log_file),
+                )
             return None
         return cast("_Result", _result(outcome, code, process))
 

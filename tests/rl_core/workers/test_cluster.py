@@ -188,7 +188,9 @@ class TestOneSession:
     def test_nobody_else_reaches_its_ray(self, workers):
         family = [psutil.Process(), *psutil.Process().children(recursive=True)]
         lines = command_lines(family)
-        assert {"gcs_server", "raylet", "ray::LearnerActor"} <= {*re.findall(r"[\w:]+", str(lines))}
+        words = {*re.findall(r"[\w:]+", str(lines))}
+        assert {"gcs_server", "raylet", "ray::LearnerActor"} <= words
+        assert words.isdisjoint({"log_monitor", "monitor", "dashboard"})  # nothing here uses them
         assert set().union(*addresses(family).values()) == {"127.0.0.1"}, addresses(family)
         head = ray.get_runtime_context().gcs_address
         (learner,) = (process for process, line in lines.items() if "ray::LearnerActor" in line)
