@@ -80,11 +80,25 @@ def test_quick_commands_take_little_cpu(arguments, bar_s, tmp_path):
     assert any(cpu_s() < bar_s for _ in range(3))
 
 
-def test_the_home_made_tokenizer_needs_no_torch(tmp_path):
+@pytest.mark.parametrize(
+    ("entry", "lora_rank", "heavy"),
+    [("auto_map", 4, set()), ("unread", 0, set()), ("unread", 4, {"torch"})],  # adapters are merged
+    ids=["home-made tokenizer", "AutoTokenizer's", "AutoTokenizer's where a model is loaded"],
+)
+def test_a_trainer_without_a_model_has_no_torch(tmp_path, entry, lora_rank, heavy):
     train_tokenizer(["1 + 2 = 3 yes"], vocab_size=300).save_pretrained(tmp_path)
+    settings = tmp_path / "tokenizer_config.json"
+    settings.write_text(settings.read_text().replace("auto_map", entry))
     (tmp_path / "config.json").write_text('{"model_type": "qwen2"}')
-    code = f"from rl_core.data.prompts import load_tokenizer; load_tokenizer({str(tmp_path)!r})"
-    assert loaded_by(code) == {"transformers"}
+    code = f"""from contextlib import suppress
+from rl_core.config.run import RunConfig
+from tasks.supervision.trainer_process import train_for_parent
+config = RunConfig.model_validate({{"model": {{"lora_rank": {lora_rank}}}}})
+with suppress(AttributeError):  # there is no run
+    train_for_parent(None, config=config, **dict.fromkeys(("run", "data", "model_path", "start")))
+from rl_core.data.prompts import load_tokenizer
+load_tokenizer({str(tmp_path)!r})"""
+    assert loaded_by(code) == {"transformers", *heavy}
 
 
 def test_no_module_is_looked_for_in_the_working_folder(tmp_path):

@@ -1,9 +1,6 @@
 """The command `countdown-train data`: first rows, columns and lengths of texts of parquet files."""
 
-import os
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +14,7 @@ from rl_core.data.dataset import dataset_folder
 from rl_core.data.gguf_source import local_folder
 from rl_core.data.modelscope_source import find_model_here
 from rl_core.runs.run_folder import RunFolder
+from rl_core.system.process_env import without_torch
 from rl_core.system.words import as_path
 from tasks.made_folders import home_made_folder, is_complete
 from tasks.queries.parquet_look import CountTokens, columns, describe_file, first_rows, text_lengths
@@ -103,7 +101,7 @@ def _tokenizer(config: RunConfig, run: RunFolder | None) -> tuple[str, CountToke
     folder = find_model_here(model)
     if folder is None:
         return f"no tokens: {model} is not on this machine (model.path=FOLDER names another)", None
-    with _without_torch():
+    with without_torch():
         # With transformers, which no other look needs.
         from rl_core.data.prompts import count_tokens, load_tokenizer
 
@@ -119,23 +117,6 @@ def _tokenizer(config: RunConfig, run: RunFolder | None) -> tuple[str, CountToke
 
     way = ", rendered by its chat template" if config.env.prompt_template == "chat" else ""
     return f"tokens are those of {model}{way}", count
-
-
-@contextmanager
-def _without_torch() -> Iterator[None]:
-    """Hides torch from transformers, whose tokenizers do without; not if one of them is loaded.
-
-    In this process transformers stays without it: no command loads a model after `data lengths`.
-    """
-    hides = sys.modules.keys().isdisjoint({"torch", "transformers"})
-    if hides:
-        os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # it would warn that torch is missing
-        sys.modules["torch"] = None  # type: ignore[assignment]  # as if it were not installed
-    try:
-        yield
-    finally:
-        if hides:
-            del sys.modules["torch"]
 
 
 def _base_model(config: RunConfig) -> str | None:

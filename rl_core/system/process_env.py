@@ -8,8 +8,8 @@ run, `process_environment` by each Ray actor for itself. Code that starts a proc
 import os
 import re
 import sys
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Final, Literal
@@ -171,3 +171,21 @@ def hide_cuda_only_packages() -> None:
     for package in ("torchvision", "torchaudio", "torchcodec", "triton"):
         if not (version_of(package) or "+cpu").endswith("+cpu"):
             sys.modules.setdefault(package, None)  # type: ignore[arg-type]  # None blocks imports
+
+
+@contextmanager
+def without_torch() -> Iterator[None]:
+    """Hides torch from transformers, whose tokenizers do without; not if one of them is loaded.
+
+    With torch `AutoTokenizer` loads the code of all models, 3 s of CPU time and 350 MB. Later this
+    process may import torch, but transformers stays without it and loads no model.
+    """
+    hides = sys.modules.keys().isdisjoint({"torch", "transformers"})
+    if hides:
+        os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # it would warn that torch is missing
+        sys.modules["torch"] = None  # type: ignore[assignment]  # as if it were not installed
+    try:
+        yield
+    finally:
+        if hides:
+            del sys.modules["torch"]

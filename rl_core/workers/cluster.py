@@ -76,8 +76,7 @@ class Workers:
             beside_learner=learner and shares_a_card(config),
             processes=processes,
         )
-        num_ranks = config.resources.learner_ranks if learner else 0
-        names = [learner_name(rank) for rank in range(num_ranks)]
+        names = map(learner_name, range(config.resources.learner_ranks if learner else 0))
         self.ranks = {name: self._spawn(name, LearnerActor) for name in names}
         """Ray's handles of the learner's processes by name."""
         self._digests: dict[int, Future[Any]] = {}

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any, Final
 
 import ray
+from ray._private.node import Node
 from ray.exceptions import (
     OutOfMemoryError,
     RayActorError,
@@ -30,6 +31,12 @@ from rl_core.workers.ray_auth import address_of_auto, private, reread_settings, 
 
 _TELLING: Final = ("gcs_server.err", "raylet.err", "gcs_server.out", "raylet.out")
 """Logs of the processes that must be up; Ray marks errors with E, fatal ones with C."""
+_NOT_NEEDED: Final = ("start_monitor", "start_api_server", "start_log_monitor")
+"""Methods that start Ray's autoscaler, its dashboard, and what prints the output of workers.
+
+Each is a process that loads Python and Ray, and all others wait for the dashboard: its option
+removes the pages, not the process. Only the start of a Ray calls them.
+"""
 
 
 @contextmanager
@@ -48,6 +55,8 @@ def ray_session(
         try:
             try:
                 if address is None:
+                    for name in _NOT_NEEDED:
+                        setattr(Node, name, lambda *args, **options: None)
                     with private():
                         ray.init(**_private_options(config, model_path, temp_dir, learner=learner))
                 else:

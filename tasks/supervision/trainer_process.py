@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rl_core.config.run import RunConfig
-from rl_core.evaluator import ask_trained
 from rl_core.runs.lock import training
 from rl_core.runs.run_folder import RunFolder
+from rl_core.system.process_env import without_torch
 from rl_core.system.signals import LEAVING_S
 from rl_core.system.waits import OF_TRAINING, Waits
-from rl_core.training import Training
 from rl_core.workers.kept import KeptEngines
 from tasks.supervision.worker_logs import TRAINER_LOGGER
 
@@ -47,9 +47,15 @@ def train_for_parent(
     start: Start,
 ) -> int:
     """Trains by `Training`, in a watched process."""
+    # Other trainers merge an adapter, unpack a teacher's file or run a user's code.
+    loads_no_model = not config.model.lora_rank and config.teacher.path is None
+    is_ours = type(config.env).__module__.startswith("rl_core.")
+    with without_torch() if loads_no_model and is_ours else nullcontext():
+        from rl_core.evaluator import ask_trained
+        from rl_core.training import Training
+
     before = start.before | {"trainer": time.time() - start.called_at}
     reporter.kept = reporter.kept or KeptEngines(keeps=start.keeps)
-    ask = partial(ask_trained, config, run, data, model_path)
     work = Training(
         config,
         run,
@@ -58,7 +64,9 @@ def train_for_parent(
         on_step=reporter.step,
         logger=logging.getLogger(TRAINER_LOGGER),
         waits=Waits(run.path / OF_TRAINING, reporter.progress, before),
-        when_done=ask if start.evaluates else lambda engines: None,
+        when_done=partial(ask_trained, config, run, data, model_path)
+        if start.evaluates
+        else lambda engines: None,
         kept=reporter.kept,
     )
     with training(run, wait_s=config.trainer.stop_grace_s + LEAVING_S):
@@ -72,5 +80,11 @@ def tune_for_parent(
     from rl_core.sft.tune import tune_model
 
     reporter.progress("sft")
-    files = {"model_path": model_path, "data": data, "folder": folder}
-    tune_model(config, **files, on_step=reporter.step, logger=logging.getLogger(TRAINER_LOGGER))
+    tune_model(
+        config,
+        model_path=model_path,
+        data=data,
+        folder=folder,
+        on_step=reporter.step,
+        logger=logging.getLogger(TRAINER_LOGGER),
+    )

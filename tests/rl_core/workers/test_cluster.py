@@ -189,6 +189,7 @@ class TestOneSession:
         family = [psutil.Process(), *psutil.Process().children(recursive=True)]
         lines = command_lines(family)
         assert {"gcs_server", "raylet", "ray::LearnerActor"} <= {*re.findall(r"[\w:]+", str(lines))}
+        assert not re.findall(r"\w*(?:monitor|dashboard)\.py", str(lines))  # unused: not started
         assert set().union(*addresses(family).values()) == {"127.0.0.1"}, addresses(family)
         head = ray.get_runtime_context().gcs_address
         (learner,) = (process for process, line in lines.items() if "ray::LearnerActor" in line)
