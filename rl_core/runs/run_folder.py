@@ -40,7 +40,7 @@ from rl_core.runs.settings_file import (
 from rl_core.system.atomic import is_disk_full, locked, refuse_foreign, write_text_atomically
 from rl_core.system.disk_reserve import RESERVE, demand_room, hold_reserve, write_last_words
 from rl_core.system.log_file import log_to_file
-from rl_core.system.plain_files import read_json
+from rl_core.system.plain_files import read_json, read_plain
 from rl_core.system.redaction import redact
 from rl_core.system.versions import made_with
 from rl_core.system.words import disk_size
@@ -340,7 +340,7 @@ class RunFolder:
     def _write_settings(self, text: str) -> str:
         """Writes `config.yaml`, keeps a copy of different old ones, and returns what changed."""
         file, asked = self.path / "config.yaml", ""
-        if file.exists() and (before := file.read_text(encoding="utf-8")) != text:
+        if file.exists() and (before := read_plain(file, below=self.path).decode()) != text:
             attempt = 1 + (len(self.read().attempts) if self.is_there() else 0)
             write_text_atomically(file.with_name(f"config_before_attempt_{attempt}.yaml"), before)
             asked = changed_settings(before, text)
