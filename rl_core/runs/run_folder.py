@@ -37,7 +37,13 @@ from rl_core.runs.settings_file import (
     refuse_other_tests,
     settings_as_yaml,
 )
-from rl_core.system.atomic import is_disk_full, locked, refuse_foreign, write_text_atomically
+from rl_core.system.atomic import (
+    is_disk_full,
+    locked,
+    refuse_foreign,
+    refuse_links,
+    write_text_atomically,
+)
 from rl_core.system.disk_reserve import RESERVE, demand_room, hold_reserve, write_last_words
 from rl_core.system.log_file import log_to_file
 from rl_core.system.plain_files import read_json, read_plain
@@ -238,6 +244,7 @@ class RunFolder:
         with self._writing():
             self.path.mkdir(parents=True, exist_ok=True)
             refuse_foreign(self.path)
+        refuse_links(self.path)
 
     def free_gib(self) -> float:
         """Returns the free space of the run's disk, in GiB."""

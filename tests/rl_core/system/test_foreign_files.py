@@ -47,6 +47,8 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     ".lock": lambda folder: enter(locked(folder)),
     "metrics.jsonl": lambda folder: append_line(folder / "metrics.jsonl", b"{}\n"),
     "log.txt": lambda folder: enter(log_to_file(folder / "log.txt")),
+    "config.yaml": lambda folder: RunFolder(folder).make(),
+    "rollouts": lambda folder: RunFolder(folder).make(),
 }
 
 
