@@ -244,7 +244,7 @@ class RunFolder:
         with self._writing():
             self.path.mkdir(parents=True, exist_ok=True)
             refuse_foreign(self.path)
-        refuse_links(self.path)
+            refuse_links(self.path)
 
     def free_gib(self) -> float:
         """Returns the free space of the run's disk, in GiB."""
