@@ -12,8 +12,8 @@ from tests.support.walk import Walk
 
 MOST = {
     # what is counted: (at most, aim)
-    "statements of the product": (26_314, 18_000),
-    "lines of tests": (47_068, 36_000),
+    "statements of the product": (26_318, 18_000),
+    "lines of tests": (47_069, 36_000),
     "lines of a file": (400, 400),
     "lines of a function": (73, 90),
     "functions of more than 6 parameters": (8, 8),
@@ -28,7 +28,7 @@ ROOMS = {
     "rl_core/algos": (305, 52),
     "rl_core/checkpoints": (470, 34),
     "rl_core/config": (531, 42),
-    "rl_core/data": (1_352, 88),
+    "rl_core/data": (1_356, 88),
     "rl_core/envs": (1_850, 137),
     "rl_core/evaluation": (355, 38),
     "rl_core/learner": (1_117, 46),
