@@ -23,7 +23,13 @@ CountTokens: TypeAlias = Callable[[Sequence[Any]], Sequence[int]]
 """Tokens of each text of a batch; a text is a string, or a conversation (role, content)."""
 
 _MOST_TOKENIZED: Final = 20_000  # rows of a file, evenly spread, whose texts are tokenized
-_DAMAGE: Final = (pa.ArrowException, pl.exceptions.PolarsError, pl.exceptions.PanicException)
+_DAMAGE: Final = (
+    pa.ArrowException,
+    pl.exceptions.PolarsError,
+    pl.exceptions.PanicException,
+    OSError,
+    UnicodeDecodeError,
+)
 _TEXTS: Final = ("prompt", "question", "response", "text")  # looked for first
 
 
@@ -134,6 +140,6 @@ def _readable(file: Path) -> Iterator[BufferedReader]:
             yield content
     except FileNotFoundError as error:
         raise ValueError(f"{file}: there is no such file") from error
-    except (*_DAMAGE, OSError, UnicodeDecodeError) as error:
+    except _DAMAGE as error:
         reason = printable(first_line(error))
         raise ValueError(f"{file}: not a readable parquet file ({reason})") from error
