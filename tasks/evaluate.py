@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import pyarrow.parquet as pq
 from prefect import task
 
 from rl_core.checkpoints.champion import PromotedContender, champion_file, read_champion
 from rl_core.checkpoints.store import latest, list_checkpoints, reading_latest, reading_sound
 from rl_core.config.run import RunConfig
 from rl_core.data.adapter_source import base_of
+from rl_core.data.readers import count_rows
 from rl_core.evaluation.rows import PAGE, read_rows
 from rl_core.evaluation.summary import (
     Comparison,
@@ -151,7 +151,7 @@ def _run_name(parameters: dict[str, Any]) -> str:
     newest = max(list_checkpoints(parameters["run"].path), key=lambda c: c.step, default=None)
     models = f"base and {newest.path.name}" if newest else "the base model"
     try:
-        num_problems = pq.read_metadata(parameters["data"] / "test.parquet").num_rows
+        num_problems = count_rows(parameters["data"] / "test.parquet")
     except (OSError, ValueError):  # the task itself says so
         return f"evaluate {models}"
     num_asked = min(num_problems, config.evaluation.max_problems or num_problems)

@@ -31,7 +31,8 @@ from rl_core.system.model_folder import (
     read_object,
     weight_files,
 )
-from rl_core.system.words import as_path
+from rl_core.system.words import as_path, in_one_line
+from tasks.prefect_ui.artifacts import plain
 from tasks.queries import sql
 from tasks.queries.checkpoint_names import NamedModel
 from tasks.queries.run_tables import num_tested
@@ -48,7 +49,7 @@ def model_card(model: NamedModel, root: Path, *, holds: str, library: str) -> st
     if model.run is not None:
         settings = read_settings(model.run.path)
         base = settings.get("model", {}).get("path")
-        if base is not None and not as_path(base).is_absolute():
+        if isinstance(base, str) and not as_path(base).is_absolute():
             facts["base_model"] = base.removeprefix("modelscope:")
         # Only settings that affect what is learned, not places of files and machines.
         shown = {name: value for name, value in settings.items() if name not in _NOT_SHOWN}
@@ -122,12 +123,11 @@ def export_adapter(model: NamedModel, root: Path, *, to: Path) -> Path:
     with disk_errors_as_os_errors(to.absolute().parent), new_folder(to.absolute()) as temporary:
         copy_files(adapter, (ADAPTER_CONFIG, ADAPTER_WEIGHTS), temporary)
         copy_files(model.folder, TOKENIZER_FILES, temporary)
-        base = read_object(adapter / ADAPTER_CONFIG)["base_model_name_or_path"]
+        base = str(read_object(adapter / ADAPTER_CONFIG).get("base_model_name_or_path"))
         shown = as_path(base).name if as_path(base).is_absolute() else base  # others lack the place
-        (temporary / "README.md").write_text(
-            model_card(model, root, holds=f"An adapter (LoRA) of {shown}", library="peft"),
-            encoding="utf-8",
-        )
+        holds = f"An adapter (LoRA) of {plain(in_one_line(shown))}"
+        card = model_card(model, root, holds=holds, library="peft")
+        (temporary / "README.md").write_text(card, encoding="utf-8")
     return to
 
 

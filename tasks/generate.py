@@ -8,13 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-import pyarrow.parquet as pq
 from prefect import Task
 from prefect.context import TaskRunContext
 
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import dataset_folder, generator_settings, is_ready, write_dataset
-from rl_core.data.readers import SPLITS
+from rl_core.data.readers import SPLITS, count_rows
 from rl_core.system.atomic import locked, sweep_leftovers
 from rl_core.system.words import cut
 from tasks.prefect_ui.flow_run import stage
@@ -44,7 +43,7 @@ def generate_dataset(config: RunConfig) -> Path:
 
 def rows_per_split(folder: Path) -> dict[str, int]:
     """Returns how many problems each split of a data set holds."""
-    return {split: pq.read_metadata(folder / f"{split}.parquet").num_rows for split in SPLITS}
+    return {split: count_rows(folder / f"{split}.parquet") for split in SPLITS}
 
 
 def cache_key(_: TaskRunContext, inputs: dict[str, Any]) -> str:

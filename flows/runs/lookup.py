@@ -1,19 +1,27 @@
 """Reads what a command is about: an existing run, and its settings."""
 
 from collections.abc import Sequence
+from typing import Final
+
+from pydantic import ValidationError
 
 from flows.errors import BadInputError
 from flows.settings.compose import compose
 from flows.settings.keys import check_choice
+from rl_core.config.mistakes import explain
 from rl_core.config.operations import StorageConfig
 from rl_core.config.run import RunConfig
 from rl_core.data.readers import is_fetched
+from rl_core.envs import DEFAULT_ENV
 from rl_core.runs.lock import close_if_lost
 from rl_core.runs.run_folder import RunFolder
 from rl_core.runs.settings_file import read_settings, refuse_older
-from rl_core.system.words import in_one_line
+from rl_core.system.words import cut, in_one_line
 from tasks.queries.checkpoint_names import NamedModel, find_model
 from tasks.queries.run_tables import find_runs
+
+_LONGEST_MISTAKE: Final = 300
+"""Characters: the value may be a stranger's."""
 
 
 def where_and_others(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -135,5 +143,8 @@ def settings_of_run(
         where = storage or StorageConfig(root=run.root)
         settings["storage"] |= {"root": where.root, "url": where.url}
         return RunConfig.model_validate(settings)
+    except ValidationError as error:
+        mistake = cut(explain(error.errors()[0], DEFAULT_ENV), _LONGEST_MISTAKE)
+        raise BadInputError(f"{run.path / 'config.yaml'}: {mistake}") from None
     except (ValueError, TypeError, KeyError) as error:
         raise BadInputError(in_one_line(error)) from None

@@ -23,7 +23,7 @@ from rl_core.runs.metrics_log import utc_now
 from rl_core.runs.resume import check_same_code, newest_sound
 from rl_core.runs.run_folder import IMPORTED, RunFolder, RunRecord
 from rl_core.runs.settings_file import refuse_older, refuse_other_tests
-from rl_core.system.atomic import refuse_foreign
+from rl_core.system.atomic import refuse_foreign, refuse_links
 from rl_core.system.disk_reserve import RESERVE_BYTES
 from rl_core.system.log_file import PREFECTS_RUN_LOGGERS
 from rl_core.system.redaction import redact, redact_error
@@ -125,6 +125,7 @@ def _same_runs(config: RunConfig) -> Iterator[tuple[RunRecord, RunFolder]]:
     for run in RunFolder.all_under(config.storage.root):
         with suppress(OSError, ValueError):  # another user's, or no run of today's settings
             refuse_foreign(run.path)
+            refuse_links(run.path)
             record = run.read()
             is_open = record.status != "running" and record.preset != IMPORTED
             if is_open and settings_of_run(run, config.storage).learns_the_same(config):

@@ -6,22 +6,25 @@ How a checkpoint becomes champion is in `rl_core.evaluation.promotion`.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from rl_core.checkpoints.manifest import MANIFEST, model_digest
 from rl_core.config.operations import protocol_of
 from rl_core.system.plain_files import read_json
 from rl_core.system.words import in_one_line
 
+_RUN: Final = "[A-Za-z0-9][A-Za-z0-9._-]*"
+"""What `run_id` may be: a file that another wrote names no folder outside of `storage.root`."""
+
 
 class Contender(BaseModel, frozen=True, extra="forbid"):
     """An evaluated checkpoint that is, was or may become champion."""
 
-    run_id: str
+    run_id: str = Field(pattern=f"^{_RUN}$")
     step: int
-    checkpoint: str
+    checkpoint: str = Field(pattern=rf"^runs/{_RUN}/checkpoints/step_\d+$")
     """Its folder, relative to `storage.root`."""
     model_digest: str
     accuracy: float

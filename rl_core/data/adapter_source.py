@@ -36,6 +36,10 @@ from rl_core.system.words import counted, cut, in_one_line
 _logger = logging.getLogger(__name__)
 _OF_MODULE: Final = re.compile(r"base_model\.model\.(.+)\.lora_(?:embedding_A|A\.weight)")
 _PATTERNS: Final = ("rank_pattern", "alpha_pattern")
+_NAMES: Final = (*_PATTERNS, "modules_to_save", "layers_pattern")
+"""What PEFT matches with the names of all modules, as regular expressions."""
+_MOST_ROUNDS: Final = 100
+"""Of what finds the first weights by iteration (`pissa_niter_16`, LoftQ), also when it loads."""
 _SLOW_PATTERN: Final = re.compile(r"\)[*+{]|([*+{].*){4}", re.DOTALL)
 """A regular expression that may take hours for a name of 50 characters."""
 
@@ -199,8 +203,13 @@ def _bounded(config: Any, weights: Path) -> Any:
         raise ValueError(f"size mismatch: rank {config.r} or more, of tensors of {largest}")
     if config.layer_replication:
         raise ValueError("it repeats layers (layer_replication), which is not supported")
-    for name, by_pattern in patterns.items():
-        if slow := [pattern for pattern in by_pattern if _SLOW_PATTERN.search(pattern)]:
+    beginning = f"{config.init_lora_weights} {config.loftq_config}"
+    if max(map(int, re.findall(r"\d+", beginning)), default=0) > _MOST_ROUNDS:
+        raise ValueError(f"its weights begin by more than {_MOST_ROUNDS} rounds ({beginning})")
+    for name in _NAMES:
+        names = getattr(config, name) or ()
+        parts = [names] if isinstance(names, str) else names
+        if slow := [pattern for pattern in parts if _SLOW_PATTERN.search(pattern)]:
             raise ValueError(f"{name} has the pattern {slow[0]}: write the names of modules")
     if isinstance(config.target_modules, str) or isinstance(config.exclude_modules, str):
         # Its file's own names say the same as a pattern, which PEFT would match with all modules.

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from rl_core.config.operations import TrainerConfig
 from rl_core.config.run import RunConfig
+from rl_core.system.plain_files import read_json
 
 _PLACE = "data.json"
 _CURRICULUM = "curriculum.safetensors"
@@ -117,7 +118,7 @@ class ProblemOrder:
 def read_place(config: RunConfig, num_problems: int, folder: Path | None) -> Place:
     """Returns the place that a checkpoint holds or, for a new run, the first one."""
     if folder is not None:
-        return Place(**json.loads((folder / _PLACE).read_text(encoding="utf-8")))
+        return Place(**read_json(folder / _PLACE, below=folder))
     return Place(config.seed, num_problems)
 
 

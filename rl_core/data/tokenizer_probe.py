@@ -10,6 +10,7 @@ import resource
 import string
 import sys
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ _MOST_CPU_S: Final = 20
 _LIMITS: Final = f"{_MOST_BYTES // 2**30} GiB or {_MOST_CPU_S} s"
 _TEMPLATE: Final = "the chat template"
 _MOST_RENDERED: Final = 1_000_000
+_TOOL: Final = {"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}
 _MOST_GROWTH: Final = 1_000
 """Real normalizers replace a blank by one other letter."""
 _MOST_TOKENS_PER_BYTE: Final = 8
@@ -97,12 +99,13 @@ def _try_templates(folder: Path) -> None:
     if (file := folder / "chat_template.jinja").is_file():
         templates.append(file.read_text(encoding="utf-8"))
     for template in filter(None, templates):
-        for roles in (("user",), ("system", "user"), ("user", "assistant", "user")):
+        conversations = (("user",), ("system", "user"), ("user", "assistant", "user"))
+        for roles, tools in product(conversations, (None, [_TOOL])):
             messages = [{"role": role, "content": _TEXTS[0]} for role in roles]
             try:
-                text = environment.from_string(template).render(
-                    messages=messages, add_generation_prompt=True
-                )
+                compiled = environment.from_string(template)
+                given = {"messages": messages, "tools": tools, "add_generation_prompt": True}
+                text = compiled.render(given)
             except MemoryError:
                 raise ValueError(
                     f"{_TEMPLATE} takes more than {_LIMITS} for a short text"

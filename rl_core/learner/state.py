@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rl_core.config.run import RunConfig
 from rl_core.models.saving import part_file
+from rl_core.system.plain_files import read_json
 
 STATE_FOLDER = "trainer"
 """Inside a checkpoint: what transformers does not need and a resume does."""
@@ -93,7 +94,7 @@ def read_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         ValueError: if the folder holds no learner state, or one of another version.
     """
     demand_file(folder / _NUMBERS)
-    numbers: dict[str, Any] = json.loads((folder / _NUMBERS).read_text(encoding="utf-8"))
+    numbers: dict[str, Any] = read_json(folder / _NUMBERS, below=folder, finite=False)
     if (version := numbers.get("version")) != _VERSION:
         raise ValueError(
             f"{folder / _NUMBERS}: its version is {version} and not {_VERSION}: report and sql "
@@ -101,8 +102,9 @@ def read_state(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         )
     tensors: dict[str, Tensor] = {}
     for file in numbers.pop("files"):
-        demand_file(folder / file)
-        tensors |= load_file(folder / file)
+        part = folder / Path(file).name  # no path: it would lead to another folder
+        demand_file(part)
+        tensors |= load_file(part)
     return tensors, numbers
 
 

@@ -132,14 +132,13 @@ def checked(result: object) -> dict[str, Any]:
         plain["acc"] = bool(values["acc"] >= 1)  # half of the tests passed is not correct
     if "pred" in values:
         text = "" if values["pred"] is None else str(values["pred"])[:LONGEST_ANSWER].strip()
-        # Half of a surrogate pair, as json.loads gives it, cannot be written to a file.
-        plain["pred"] = text.encode(errors="replace").decode() or None
+        plain["pred"] = _whole(text) or None
     return plain
 
 
 def describe(error: BaseException) -> str:
-    """Returns an error in a line of moderate length."""
-    return cut(in_one_line(f"{type(error).__name__}: {error}"), 300)
+    """Returns an error in a line of moderate length, which can be tokenized and written."""
+    return _whole(cut(in_one_line(f"{type(error).__name__}: {error}"), 300))
 
 
 def call_of_rubric(environment: Any) -> Call:
@@ -176,7 +175,7 @@ class ToolObjects:
         try:
             text = _as_text(getattr(tools, name)(**arguments))
         except Exception as error:  # noqa: BLE001  # the model reads it
-            text = cut(in_one_line(f"error: {type(error).__name__}: {error}"), 300)
+            text = f"error: {describe(error)}"
             is_error = True
         key = _key(message["problem"], [*message["history"], [name, arguments, text]])
         self._objects.setdefault(key, []).append(tools)
@@ -211,8 +210,12 @@ def _key(problem: Mapping[str, Any], history: Sequence[Any]) -> str:
 
 def _as_text(reply: object) -> str:
     text = reply if isinstance(reply, str) else json.dumps(reply, default=str, ensure_ascii=False)
-    # Half of a surrogate pair, as json.loads gives it, cannot be tokenized.
-    return text[:LONGEST_REPLY].encode(errors="replace").decode()
+    return _whole(text[:LONGEST_REPLY])
+
+
+def _whole(text: str) -> str:
+    """Returns a text without halves of surrogate pairs, as json.loads gives them."""
+    return text.encode(errors="replace").decode()
 
 
 if __name__ == "__main__":

@@ -37,10 +37,16 @@ from rl_core.runs.settings_file import (
     refuse_other_tests,
     settings_as_yaml,
 )
-from rl_core.system.atomic import is_disk_full, locked, refuse_foreign, write_text_atomically
+from rl_core.system.atomic import (
+    is_disk_full,
+    locked,
+    refuse_foreign,
+    refuse_links,
+    write_text_atomically,
+)
 from rl_core.system.disk_reserve import RESERVE, demand_room, hold_reserve, write_last_words
 from rl_core.system.log_file import log_to_file
-from rl_core.system.plain_files import read_json
+from rl_core.system.plain_files import read_json, read_plain
 from rl_core.system.redaction import redact
 from rl_core.system.versions import made_with
 from rl_core.system.words import disk_size
@@ -239,6 +245,7 @@ class RunFolder:
         with self._writing():
             self.path.mkdir(parents=True, exist_ok=True)
             refuse_foreign(self.path)
+            refuse_links(self.path)
 
     def free_gib(self) -> float:
         """Returns the free space of the run's disk, in GiB."""
@@ -343,7 +350,7 @@ class RunFolder:
     def _write_settings(self, text: str) -> str:
         """Writes `config.yaml`, keeps a copy of different old ones, and returns what changed."""
         file = self.path / "config.yaml"
-        before = file.read_text(encoding="utf-8") if file.exists() else text
+        before = read_plain(file, below=self.path).decode() if file.exists() else text
         if before != text:
             attempt = 1 + (len(self.read().attempts) if self.is_there() else 0)
             write_text_atomically(file.with_name(f"config_before_attempt_{attempt}.yaml"), before)

@@ -207,6 +207,13 @@ def refuse_foreign(folder: Path) -> None:
             raise _refused(path, f"belongs to another user ({info.st_uid})")
 
 
+def refuse_links(folder: Path) -> None:
+    """Raises a PermissionError if a link is in a folder: what is written there is elsewhere."""
+    for path in folder.iterdir():
+        if path.is_symlink():
+            raise _refused(path, "is a link or no plain file")
+
+
 def is_disk_full(error: BaseException) -> bool:
     """Returns whether an error means a full disk or a used-up quota."""
     return isinstance(error, OSError) and error.errno in _DISK_FULL

@@ -97,13 +97,19 @@ def refuse_large(path: Path, stream: BinaryIO, file: pq.ParquetFile) -> None:
     texts: dict[str, int] = {}  # columns, and how many rows to decode at a time (0: by number)
     fixed = 0
     loose = 0
+    every = range(file.metadata.num_columns)
     for number in range(file.num_row_groups):
+        # Reads no row, and raises an error for damage at which `column` below ends the process.
+        next(file.reader.iter_batches(0, [number], every, use_threads=False), None)
         group = file.metadata.row_group(number)
         for index in range(group.num_columns):
             column = group.column(index)
+            leaf = file.schema.column(index)
+            if column.physical_type != leaf.physical_type:  # at which a filter ends the process
+                raise pa.ArrowInvalid(f"{leaf.path} is stored as {column.physical_type}")
             name = column.path_in_schema
             stored = column.total_uncompressed_size
-            width = _BYTES_OF.get(column.physical_type) or file.schema.column(index).length
+            width = _BYTES_OF.get(column.physical_type) or leaf.length
             fixed += column.num_values * width or stored
             if not width and _BY_DIFFERENCE in column.encodings:
                 texts[name] = max(1, _BATCH_BYTES // (stored + 1))

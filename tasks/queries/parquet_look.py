@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from io import BufferedReader
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -12,15 +13,23 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rl_core.data.readers import count_rows
 from rl_core.errors import first_line
 from rl_core.system.plain_files import open_plain
-from rl_core.system.plain_parquet import open_parquet
-from rl_core.system.words import did_you_mean, disk_size
+from rl_core.system.plain_parquet import refuse_large
+from rl_core.system.words import did_you_mean, disk_size, printable
 
 CountTokens: TypeAlias = Callable[[Sequence[Any]], Sequence[int]]
 """Tokens of each text of a batch; a text is a string, or a conversation (role, content)."""
 
 _MOST_TOKENIZED: Final = 20_000  # rows of a file, evenly spread, whose texts are tokenized
+_DAMAGE: Final = (
+    pa.ArrowException,
+    pl.exceptions.PolarsError,
+    pl.exceptions.PanicException,
+    OSError,
+    UnicodeDecodeError,
+)
 _TEXTS: Final = ("prompt", "question", "response", "text")  # looked for first
 
 
@@ -45,7 +54,7 @@ def columns(file: Path) -> pl.DataFrame:
 
 def describe_file(file: Path) -> str:
     """Returns how much a file holds, in one line."""
-    return f"{file}: {pq.read_metadata(file).num_rows:,} rows, {disk_size(file.stat().st_size)}"
+    return f"{file}: {count_rows(file):,} rows, {disk_size(file.stat().st_size)}"
 
 
 def text_lengths(
@@ -112,12 +121,19 @@ def _schema(file: Path) -> pa.Schema:
         return pq.read_schema(content)
 
 
-def _read(file: Path, **options: Any) -> pl.DataFrame:
-    if "n_rows" not in options:
-        with open_parquet(file, follow=True):
-            pass  # its rows fit into memory
-    with _readable(file):
-        return pl.read_parquet(file, glob=False, **options)
+def _read(
+    file: Path, *, columns: list[str] | None = None, n_rows: int | None = None
+) -> pl.DataFrame:
+    """Returns rows by way of Arrow: at a damaged file the reader of polars panics."""
+    with _readable(file) as content:
+        rows = pq.ParquetFile(content)
+        if n_rows is None:
+            refuse_large(file, content, rows)
+            table = rows.read(columns)
+        else:
+            table = pa.Table.from_batches(islice(rows.iter_batches(n_rows), 1), rows.schema_arrow)
+        table.validate(full=True)  # text that is not UTF-8
+        return pl.DataFrame(table)
 
 
 @contextmanager
@@ -127,5 +143,6 @@ def _readable(file: Path) -> Iterator[BufferedReader]:
             yield content
     except FileNotFoundError as error:
         raise ValueError(f"{file}: there is no such file") from error
-    except (pa.ArrowException, pl.exceptions.PolarsError, OSError) as error:
-        raise ValueError(f"{file}: not a readable parquet file ({first_line(error)})") from error
+    except _DAMAGE as error:
+        reason = printable(first_line(error))
+        raise ValueError(f"{file}: not a readable parquet file ({reason})") from error

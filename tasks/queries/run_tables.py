@@ -17,14 +17,15 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rl_core.data.readers import count_rows
 from rl_core.runs.metrics_log import MOST_LOG_BYTES
 from rl_core.runs.rollout_log import step_files
 from rl_core.runs.run_folder import RunRecord
 from rl_core.runs.settings_file import leaves, parse_settings, settings_text
-from rl_core.schema import MOST_VALIDATION_ROWS
+from rl_core.schema import EVALUATION, MOST_VALIDATION_ROWS
 from rl_core.system.atomic import reading
 from rl_core.system.plain_files import open_plain, parse_json, read_plain
-from rl_core.system.plain_parquet import check_columns, open_parquet
+from rl_core.system.plain_parquet import check_columns, open_parquet, read_table
 from rl_core.system.words import did_you_mean, printable
 
 Files = Mapping[str, Sequence[Path]]
@@ -231,10 +232,11 @@ def num_tested(run: Path) -> int | None:
     kept: set[int] = set()
     with suppress(OSError, ValueError, KeyError, TypeError):
         for file in sorted((run / "held_out").glob("[!.]*.parquet"))[-1:]:
-            kept = set(pq.read_table(file, columns=["prompt_index"])["prompt_index"].to_pylist())
+            rows = read_table(file, EVALUATION, below=run, columns=["prompt_index"])
+            kept = set(rows["prompt_index"].to_pylist())
         most = int(parse_settings(_text(run / "config.yaml", run))["trainer"]["test_problems"])
         data = Path(json.loads(_record(run))["data"])
-        return min(most, int(pq.read_metadata(data / "test.parquet").num_rows))
+        return min(most, count_rows(data / "test.parquet"))
     return len(kept) if 0 < len(kept) < MOST_VALIDATION_ROWS else None
 
 

@@ -18,6 +18,7 @@ from rl_core.runs.ways_on import COLUMNS, NOTES, WAYS_ON
 from rl_core.system.atomic import is_disk_full, write_text_atomically
 from rl_core.system.words import LINES, disk_size, exact_duration, markdown_table, printable
 from rl_core.types import Problem
+from tasks.prefect_ui.artifacts import plain
 from tasks.prefect_ui.chart import COLOURS, PALETTE, Point, Series, draw, stacked, thinned
 from tasks.report_page.data import ReportData
 from tasks.report_page.head import as_typed
@@ -42,8 +43,8 @@ def render_html(data: ReportData) -> str:
 
 
 def render_markdown(data: ReportData) -> str:
-    """Returns the short version: headline and tables, without any text of a model."""
-    return render_text("report.md.j2", data=data.shown, run=data.record)
+    """Returns the short version, headline and tables: no text in it becomes markup."""
+    return plain(render_text("report.md.j2", data=data.shown, run=data.record))
 
 
 def render_text(template: str, **values: object) -> str:

@@ -126,6 +126,14 @@ def test_markdown_has_headline_and_tables_but_no_model_text(alpha):
     assert "response" not in markdown
 
 
+def test_no_text_of_a_record_becomes_markup_in_markdown(two_runs):
+    run = RunFolder(two_runs / "runs" / "alpha")
+    run.update(reason="<img src=x onerror=alert(1)> ![a](http://b)")
+    markdown = make_report(run.path).markdown
+    assert "img src=x" in markdown
+    assert not re.search(r"<|\]\(", markdown)
+
+
 def test_a_run_that_is_still_going_is_reported_as_far_as_it_is(two_runs):
     report = write_report(two_runs / "runs" / "beta")
     text = text_of(report.html.read_text())

@@ -5,6 +5,7 @@ Each damage lies in a run `bad` beside a whole one: the whole one is shown as ev
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -76,6 +77,7 @@ DAMAGES: dict[str, tuple[str, Damage]] = {
     "config.yaml, a long number": ("config.yaml", text(f"seed: {'9' * 6_000}")),
     "config.yaml, no date": ("config.yaml", text("day: 2026-99-99")),
     "config.yaml, deep": ("config.yaml", text("[" * 30_000)),
+    "config.yaml, no number": ("config.yaml", text("trainer: {stop_grace_s: null}\nenv: {}\n")),
     "config.yaml, other types": ("config.yaml", text("algorithm: [1]\nbudget: x\nenv: 5\n1: 2\n")),
     "metrics.jsonl, a pipe": ("metrics.jsonl", pipe),
     "metrics.jsonl, a link": ("metrics.jsonl", link),
@@ -156,7 +158,7 @@ def test_a_damaged_run_stops_no_command_of_its_root(damage, tmp_path, capfd):
     }, shown.err
     assert all(code in (0, 2) for code in codes.values()), shown.err
     assert "good" in shown.out
-    assert "Traceback" not in shown.err
+    assert not {"Traceback", "pydantic"} & set(re.findall(r"\w+", shown.err))
     assert SECRET not in shown.out + shown.err
     if damage in NAMED:
         assert f"{root / 'runs' / 'bad' / DAMAGES[damage][0]}" in shown.err

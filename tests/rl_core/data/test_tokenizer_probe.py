@@ -97,6 +97,7 @@ def test_brackets_are_refused(text, words, folder):
     [
         ("{{ 'a' * 10**10 }}", "the chat template takes more than 4 GiB or 20 s"),
         ("{{ 'a' * 10**7 }}", "the chat template makes 10,000,000 letters of"),
+        ("{{ 'a' * 10**7 if tools }}", "the chat template makes 10,000,000 letters of"),
     ],
 )
 @pytest.mark.parametrize("place", ["file", "settings", "named"])

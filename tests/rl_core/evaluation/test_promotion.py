@@ -218,3 +218,11 @@ def test_two_runs_that_end_at_once_become_champion_one_after_the_other(tmp_path)
     for before, after in itertools.pairwise(reigned):
         assert before.name in after.reason
     assert "its base model" in reigned[0].reason
+
+
+@pytest.mark.parametrize("other", [{"run_id": "../x"}, {"checkpoint": "runs/a/../../../x"}])
+def test_no_champion_is_outside_of_its_root(tmp_path, other):
+    """Its file may come from a bucket that others write to."""
+    fields = contender(tmp_path, "a").model_dump()
+    with pytest.raises(ValueError, match=f"{next(iter(other))}\n.*should match pattern"):
+        Contender.model_validate(fields | other)

@@ -89,3 +89,16 @@ def test_a_state_is_for_the_adapters_and_the_critic_it_was_written_with(tmp_path
         with pytest.raises(ValueError, match=said) as error:
             check_settings(tmp_path, numbers, of)
         assert "\n" not in str(error.value)
+
+
+def test_a_state_leads_to_no_other_folder(tmp_path):
+    """It may be of a run that somebody else made."""
+    write_state(tmp_path / "theirs", {}, {"files": ["../ours.safetensors"]})
+    write_state(tmp_path, {}, {})
+    (tmp_path / "learner.safetensors").rename(tmp_path / "ours.safetensors")
+    with pytest.raises(ValueError, match=r"theirs: nothing to resume from, ours\.safetensors is"):
+        read_state(tmp_path / "theirs")
+    (tmp_path / "theirs" / "learner.json").unlink()
+    (tmp_path / "theirs" / "learner.json").symlink_to(tmp_path / "learner.json")
+    with pytest.raises(ValueError, match="is a link"):
+        read_state(tmp_path / "theirs")

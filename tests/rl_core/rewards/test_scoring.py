@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from rl_core.config.rollout import RewardConfig
 from rl_core.envs.countdown import Countdown
 from rl_core.envs.gsm8k import Gsm8k
-from rl_core.rewards.reward_worker import checked
+from rl_core.rewards.reward_worker import checked, describe
 from rl_core.rewards.scoring import Rewards, _labels, refusal, start_rewards
 from rl_core.types import Problem, ScoredText
 from tests.support.programs import begun, lives
@@ -321,3 +321,9 @@ def test_a_reward_process_starts_without_heavy_libraries():
     code = "import sys, rl_core.rewards.reward_worker; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "numpy", "pydantic", "ray"} & set(done.stdout.split())
+
+
+def test_an_error_that_quotes_a_model_can_be_tokenized():
+    assert describe(ValueError("half of a pair: \ud800\nand more")) == (
+        "ValueError: half of a pair: ? and more"
+    )

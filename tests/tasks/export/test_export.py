@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rl_core.runs.run_folder import RunFolder
-from tasks.export import export_model
+from tasks.export import export_model, model_card
 from tasks.queries.checkpoint_names import NamedModel
 from tests.support.adapters import save_learner
 
@@ -88,6 +88,18 @@ def test_the_card_says_data_settings_and_accuracy(two_runs, tiny_model_path):
     assert "| step_000003 | 4 | 0.500 | 0.150 to 0.850 |" in card
     assert "estimator: grpo" in card
     assert "somebody" not in card
+
+
+def test_settings_of_a_strangers_run_stay_text_in_its_card(two_runs, tiny_model_path):
+    run = RunFolder.under(two_runs, "alpha")
+    name = "x/y\n---\n<script>"
+    settings = {"model": {"path": name}, "env": {"name": "a\n```\n<b>"}}
+    (run.path / "config.yaml").write_text(yaml.safe_dump(settings))
+    model = NamedModel("alpha/step_000003", tiny_model_path, run, 3)
+    card = model_card(model, two_runs, holds="Weights", library="peft")
+    _, front, rest = card.split("---\n", 2)
+    assert yaml.safe_load(front)["base_model"] == name
+    assert rest.count("```") == 2, "its block ends at its end"
 
 
 @pytest.mark.parametrize(

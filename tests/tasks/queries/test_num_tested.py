@@ -1,5 +1,6 @@
 """How many problems a test during training asks: not how many answers are kept of it."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -42,6 +43,18 @@ def test_without_its_data_set_only_fewer_answers_than_are_kept_tell_it(tmp_path,
     run = run_that_tests(tmp_path, rows=512, kept=kept)
     shutil.rmtree(tmp_path / "data")
     assert num_tested(run.path) == count
+
+
+@pytest.mark.timeout(60)
+def test_neither_is_a_pipe_waited_for_nor_a_link_followed(tmp_path):
+    run = run_that_tests(tmp_path, rows=512, kept=60)
+    (tmp_path / "data" / "some" / "test.parquet").unlink()
+    os.mkfifo(tmp_path / "data" / "some" / "test.parquet")
+    assert num_tested(run.path) == 60
+    answers = run.held_out.folder / "step_000000.parquet"
+    answers.rename(tmp_path / "elsewhere")
+    answers.symlink_to(tmp_path / "elsewhere")
+    assert num_tested(run.path) is None
 
 
 def test_a_card_has_the_accuracy_of_the_best_checkpoint_though_the_last_was_evaluated(

@@ -1,4 +1,6 @@
+from contextlib import suppress
 from pathlib import Path
+from random import Random
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -62,3 +64,17 @@ def test_what_is_no_parquet_is_said_in_one_line(tmp_path):
         with pytest.raises(ValueError, match="not a readable parquet file") as refused:
             look(tmp_path / "text.parquet")
         assert "\n" not in str(refused.value)
+
+
+def test_no_flipped_bits_end_the_process(file):
+    """Some made a library call abort(), others a panic, which is no Exception."""
+    numbers = Random(5)
+    good = file.read_bytes()
+    footer = len(good) - 8 - int.from_bytes(good[-8:-4], "little")
+    for _ in range(100):
+        damaged = bytearray(good)
+        damaged[numbers.randrange(footer, len(good) - 8)] ^= 1 << numbers.randrange(8)
+        file.write_bytes(damaged)
+        for look in (columns, lambda path: first_rows(path, 2)):
+            with suppress(ValueError):
+                look(file)
