@@ -1,6 +1,7 @@
 """A random model of some million parameters of each decoder class that transformers has.
 
-`python -m tests.support.model_classes [KIND ...] [-vllm]` tries them, and writes docs/models.md.
+`python -m tests.support.model_classes [KIND ...] [-COLUMN ...]` tries them, and writes
+docs/models.md: all but these columns, or with `+COLUMN` only this one, and the others stay.
 """
 
 import dataclasses
@@ -8,7 +9,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from rl_core.batch import collate
-from rl_core.models.folder_check import check_model_folder
+from rl_core.models.folder_check import check_model_folder, refuse_experts
 from rl_core.models.forward import forward_pass
 from rl_core.models.loading import (
     checkpoint_gradients,
@@ -159,7 +160,7 @@ def write_small_model(kind: str, folder: Path) -> Any:
     return model
 
 
-def checked(kind: str, folder: Path) -> dict[str, str]:
+def checked(kind: str, folder: Path, columns: Collection[str]) -> dict[str, str]:
     """What of this package works with a small model of a kind: `yes` by column, or the reason."""
     try:
         write_small_model(kind, folder / "base")
@@ -169,14 +170,16 @@ def checked(kind: str, folder: Path) -> dict[str, str]:
         check_model_folder(folder / "base")
     except ValueError as error:
         return {REFUSED: _line(error).partition(": ")[2]}
-    return {name: _outcome(check, folder) for name, check in CHECKS.items()}
+    return {name: _outcome(check, folder) for name, check in CHECKS.items() if name in columns}
 
 
 def _outcome(check: Callable[[Path], None], folder: Path) -> str:
     try:
         check(folder)
     except Exception as error:  # noqa: BLE001  # whatever a class raises is the table's content
-        return "no: " + (_line(error) or type(error).__name__)
+        line = _line(error) or type(error).__name__
+        is_remedied = isinstance(error, ValueError) and re.match(r"(model|rollout)\.\w+|vLLM ", line)
+        return f"{REFUSED if is_remedied else 'no'}: {line.removeprefix('model.path: ')}"
     return "yes"
 
 
@@ -273,6 +276,7 @@ def check_hf(folder: Path) -> None:
 
 
 def check_vllm(folder: Path) -> None:
+    refuse_experts(folder / "base")
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     _check_updated(make_vllm, folder)
 
@@ -357,8 +361,23 @@ def row(kind: str, outcomes: Mapping[str, str]) -> str:
         if word in outcomes:
             return f"{start} {word} |{' |' * (len(COLUMNS) - 1)} {outcomes[word]} |"
     cells = (outcomes.get(name, UNTRIED).partition(":")[0] for name in COLUMNS)
-    reasons = [f"{name}: {x[4:]}" for name, x in outcomes.items() if x.startswith("no: ")]
+    reasons = [
+        f"{name}: {outcomes[name].partition(': ')[2]}"
+        for name in COLUMNS
+        if ": " in outcomes.get(name, "")
+    ]
     return f"{start} {' | '.join(cells)} | {'; '.join(reasons)} |"
+
+
+def outcomes_of(row: str) -> dict[str, str]:
+    """What a row says, by column."""
+    *cells, remark = (cell.strip() for cell in row.split("|")[3:-1])
+    names = "|".join(COLUMNS)
+    reasons = dict(re.findall(rf"({names}): (.*?)(?=; (?:{names}): |$)", remark))
+    return {
+        name: f"{cell}: {reasons[name]}" if name in reasons else cell
+        for name, cell in zip(COLUMNS, cells, strict=True)
+    }
 
 
 def page(rows: Mapping[str, str]) -> str:
@@ -369,17 +388,20 @@ def page(rows: Mapping[str, str]) -> str:
     return above + "\n".join([*table, *(rows[kind] for kind in sorted(rows)), ""])
 
 
-def main(kinds: Sequence[str]) -> None:
-    """Checks these kinds, or all, and writes their rows; `-vllm` among them leaves vLLM out."""
-    if "-vllm" in kinds:
-        CHECKS.pop("vllm")
+def main(words: Sequence[str]) -> None:
+    """Checks these kinds, or all, and writes their rows; see the module's words for columns."""
+    left_out = {word[1:] for word in words if word.startswith("-")}
+    only = {word[1:] for word in words if word.startswith("+")} or set(COLUMNS) - left_out
     transformers.utils.logging.set_verbosity_error()
-    for kind in [one for one in kinds if one != "-vllm"] or KINDS:
+    for kind in [word for word in words if word[0] not in "+-"] or KINDS:
         with tempfile.TemporaryDirectory() as folder:
-            outcomes = checked(kind, Path(folder))
+            outcomes = checked(kind, Path(folder), only)
         sys.stdout.write(f"{kind}: {outcomes}\n")
         sys.stdout.flush()
-        PAGE.write_text(page(rows_of_page() | {kind: row(kind, outcomes)}))
+        rows = rows_of_page()
+        if only < set(COLUMNS) and outcomes.keys() <= set(COLUMNS) and kind in rows:
+            outcomes = outcomes_of(rows[kind]) | outcomes
+        PAGE.write_text(page(rows | {kind: row(kind, outcomes)}))
 
 
 if __name__ == "__main__":
