@@ -28,12 +28,7 @@ _TRAINABLE: Final = ("F64", "F32", "F16", "BF16")
 _NAMES_SHOWN: Final = 3
 _BLOCK_BYTES: Final = 2**20
 
-_LOGIT_CHANGES: Final = (
-    "final_logit_softcapping",
-    "logit_scale",
-    "logits_scaling",
-    "logits_mup_width_multiplier",
-)
+_LOGIT_CHANGE: Final = "logits_mup_width_multiplier"
 
 _HALVES: Final = ("encoder_layers", "audio_vocab_size")
 """Settings of decoders that continue something else than their own text."""
@@ -61,6 +56,11 @@ def check_model_folder(folder: Path) -> None:
         raise ValueError(f"model.path={folder}: {error}") from error
 
 
+def caps_scores(folder: Path) -> bool:
+    """Returns whether a model soft-caps attention's scores (Gemma 2), which SDPA leaves out."""
+    return bool(_text_config(read_object(folder / CONFIG)).get("attn_logit_softcapping"))
+
+
 def refuse_experts(folder: Path) -> None:
     """Raises ValueError for a mixture of experts, which vLLM's update of weights leaves wrong."""
     names = (name for file in weight_files(folder) for name in tensors_of(folder / file))
@@ -79,6 +79,11 @@ def refuse_not_finite(path: Path, name: str, weight: Tensor) -> None:
             f"model.path={path}: {name} holds numbers that are not finite (NaN or infinite): "
             "the model is damaged, take an earlier one"
         )
+
+
+def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else config
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -110,8 +115,7 @@ def _check_kind(config: Mapping[str, Any]) -> None:
             f"transformers {transformers.__version__}: take one, such as Qwen2 or Llama"
         )
     made = getattr(transformers, name)
-    text = config.get("text_config")
-    text = text if isinstance(text, dict) else config
+    text = _text_config(config)
     has_state = "linear_attention" in str(text.get("layer_types"))
     if has_state or getattr(made, "_is_stateful", False):
         raise ValueError(
@@ -123,12 +127,11 @@ def _check_kind(config: Mapping[str, Any]) -> None:
             f"model_type={kind!r} has attention of its own, which torch's SDPA does not compute: "
             "take another model, such as Qwen2 or Llama"
         )
-    changes = {key: text.get(key, config.get(key)) for key in _LOGIT_CHANGES}
-    if any(value not in (None, 1) for value in changes.values()):
-        settings = ", ".join(f"{key}={value}" for key, value in changes.items() if value)
+    if text.get(_LOGIT_CHANGE) not in (None, 1):
         raise ValueError(
-            f"config.json has {settings}: its logits are transformed after the output embedding, "
-            "which log-probs from hidden states do not support: take another model"
+            f"config.json has {_LOGIT_CHANGE}={text[_LOGIT_CHANGE]}: its logits are transformed "
+            "after the output embedding, which log-probs from hidden states do not support: take "
+            "another model"
         )
 
 
@@ -154,7 +157,10 @@ def _expected(folder: Path, num_stored: int) -> tuple[Expected, Mapping[str, str
             f"({cut(in_one_line(error), 200)}): copy it from the model again"
         ) from error
     head = model.get_output_embeddings()
-    if head is None or head is model.get_decoder() or getattr(head, "bias", None) is not None:
+    has_trunk = model.get_decoder() not in (head, model) and hasattr(
+        config.get_text_config(), "num_hidden_layers"
+    )
+    if head is None or not has_trunk or getattr(head, "bias", None) is not None:
         raise ValueError(
             f"{type(model).__name__} is no trunk with a plain output embedding behind it, which "
             "log-probs from hidden states need: take another model, such as Qwen2 or Llama"

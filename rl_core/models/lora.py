@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from rl_core.models.fast_linear import FastLinear
 from rl_core.models.linear_4bit import Linear4bit
 from rl_core.models.shares import whole_tensor
-from rl_core.resources.model_shape import NO_ADAPTER_BESIDE_EXPERTS
+from rl_core.resources.model_shape import takes_adapter
 from rl_core.system.model_folder import ADAPTER_WEIGHTS
 
 _logger = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ def add_adapters(model: transformers.PreTrainedModel, *, rank: int, alpha: float
         for name, layer in model.named_modules()
         if isinstance(layer, nn.Linear | transformers.pytorch_utils.Conv1D)
         and layer is not output
-        and not (has_experts and name.split(".")[-1] in NO_ADAPTER_BESIDE_EXPERTS)
+        and takes_adapter(name, has_experts=has_experts)
     ]
     # peft types alpha as int, and only divides by the rank.
     settings = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=layers)

@@ -45,6 +45,7 @@ class StoredSizes(NamedTuple):
             name: shape
             for name, shape in shapes.items()
             if len(shape) == 2
+            and name.endswith(".weight")
             and ".experts." not in name
             and not any(part in name for part in _EMBEDDINGS)
         }
@@ -52,17 +53,25 @@ class StoredSizes(NamedTuple):
             in_all=sum(map(prod, shapes.values())),
             in_matrices=sum(map(prod, matrices.values())),
             around_matrices=sum(
-                sum(shape)
+                shape[0] + shape[1] * (4 if "gqkv_proj" in name else 1)  # which loads as four
                 for name, shape in matrices.items()
-                if not has_experts or name.split(".")[-2] not in NO_ADAPTER_BESIDE_EXPERTS
+                if takes_adapter(name, has_experts=has_experts)
             ),
         )
 
 
-NO_ADAPTER_BESIDE_EXPERTS: Final = frozenset(
-    ["gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3", "router"]
+_NO_ADAPTER_BESIDE_EXPERTS: Final = frozenset(
+    ["gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"]
 )
-"""Layers that get no adapter in a mixture of experts: peft takes these names for the experts'."""
+
+
+def takes_adapter(name: str, *, has_experts: bool) -> bool:
+    """Returns whether a matrix gets an adapter: no router, and beside experts only attention's.
+
+    peft takes some names for the experts'.
+    """
+    parts = set(name.split("."))
+    return "router" not in parts and not (has_experts and parts & _NO_ADAPTER_BESIDE_EXPERTS)
 
 
 @dataclass(frozen=True)
