@@ -17,7 +17,7 @@ from rl_core.models.bitsandbytes import load_bitsandbytes
 
 _BLOCK = 64
 _LEVELS = "nf4"
-_READ_BY_TYPE = ("router", "weights_proj")
+_READ_BY_TYPE = ("router", "classifier", "weights_proj")
 """Layers whose weights a class reads itself, or casts its input to."""
 
 

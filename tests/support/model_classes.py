@@ -48,11 +48,14 @@ UNTRIED: Final = "not tried"
 TOLERANCE: Final = 1e-5
 _ENCODERS = modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
 _DECODERS = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-_LEFT_OUT = "gemma3n gemma4_assistant gemma4_unified_assistant musicgen musicgen_melody".split()
+_LEFT_OUT = (
+    *("gemma4_assistant", "gemma4_unified_assistant", "musicgen", "musicgen_melody"),
+    *("cohere_compass_text", "gemma3n"),
+)
 KINDS: Final = {
     kind: name
     for kind, name in _DECODERS.items()
-    if kind not in [*_ENCODERS, *_LEFT_OUT]
+    if kind not in (*_ENCODERS, *_LEFT_OUT)
     and not getattr(getattr(transformers, name), "_is_stateful", False)
 }
 """The class of each `model_type` that is a decoder, carries no state and needs no other model."""
@@ -160,6 +163,9 @@ def write_small_model(kind: str, folder: Path) -> Any:
     model = transformers.AutoModelForCausalLM.from_config(config)
     model.eval().float()
     perturb(model, 0)
+    for name, weight in model.named_parameters():
+        if kind.startswith("gemma4") and name.endswith("q_norm.weight"):
+            weight.data /= 8  # whose scores are so large that float32 rounds gradients by 1e-4
     model.generation_config = transformers.GenerationConfig(eos_token_id=1, pad_token_id=0)
     model.save_pretrained(folder)
     return model
@@ -235,16 +241,8 @@ def _has_linear_layers(folder: Path) -> bool:
 
 
 def check_learner(folder: Path) -> None:
-    """Loss and gradient are plain transformers': in float64 if float32 rounds too much for that."""
-    try:
-        _check_layouts(folder, torch.float32)
-    except AssertionError:
-        _check_layouts(folder, torch.float64)
-
-
-def _check_layouts(folder: Path, dtype: torch.dtype) -> None:
-    """They are the same, however rows are laid out."""
-    plain = plain_model(folder / "base").to(dtype)
+    """Loss and gradient are plain transformers', however rows are laid out."""
+    plain = plain_model(folder / "base")
     loss = torch.zeros(())
     for one in ROLLOUTS:
         response = one.completion.response_ids.tolist()
@@ -253,8 +251,7 @@ def _check_layouts(folder: Path, dtype: torch.dtype) -> None:
     loss.backward()
     expected = {name: x.grad for name, x in plain.named_parameters() if x.grad is not None}
     size = torch.cat([x.flatten() for x in expected.values()]).norm()
-    actor: Any = load_actor(folder / "base", CPU)
-    actor.to(dtype)
+    actor = load_actor(folder / "base", CPU)
     allow_packing(actor)
     batch = collate(ROLLOUTS, pad_id=0)
     alone = dataclasses.replace(batch, group_ids=torch.arange(len(batch)))
@@ -264,7 +261,7 @@ def _check_layouts(folder: Path, dtype: torch.dtype) -> None:
                 continue
             checkpoint_gradients(actor)
         actor.zero_grad()
-        logprobs = forward_pass(rows, actor=actor, compute_dtype=dtype).logprobs
+        logprobs = forward_pass(rows, actor=actor, compute_dtype=torch.float32).logprobs
         assert logprobs is not None
         ours = -(logprobs.sum(1) / rows.response_lengths).sum()
         ours.backward()
@@ -302,6 +299,8 @@ def check_vllm(folder: Path) -> None:
 
 def _check_updated(make: Callable[[Path], RolloutEngine], folder: Path) -> None:
     plain = plain_model(folder / "base")  # before the engine: vLLM changes transformers' classes
+    for module in plain.modules():
+        module.do_not_compile = True  # which only vLLM's own have, and its changed classes read
     engine = make(folder / "base")
     check_engine(engine, plain)
     perturb(plain, 1)
