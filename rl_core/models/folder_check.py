@@ -56,11 +56,6 @@ def check_model_folder(folder: Path) -> None:
         raise ValueError(f"model.path={folder}: {error}") from error
 
 
-def caps_scores(folder: Path) -> bool:
-    """Returns whether a model soft-caps attention's scores (Gemma 2), which SDPA leaves out."""
-    return bool(_text_config(read_object(folder / CONFIG)).get("attn_logit_softcapping"))
-
-
 def refuse_experts(folder: Path) -> None:
     """Raises ValueError for a mixture of experts, which vLLM's update of weights leaves wrong."""
     names = (name for file in weight_files(folder) for name in tensors_of(folder / file))
@@ -79,11 +74,6 @@ def refuse_not_finite(path: Path, name: str, weight: Tensor) -> None:
             f"model.path={path}: {name} holds numbers that are not finite (NaN or infinite): "
             "the model is damaged, take an earlier one"
         )
-
-
-def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    text = config.get("text_config")
-    return text if isinstance(text, dict) else config
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -115,7 +105,8 @@ def _check_kind(config: Mapping[str, Any]) -> None:
             f"transformers {transformers.__version__}: take one, such as Qwen2 or Llama"
         )
     made = getattr(transformers, name)
-    text = _text_config(config)
+    text = config.get("text_config")
+    text = text if isinstance(text, dict) else config
     has_state = "linear_attention" in str(text.get("layer_types"))
     if has_state or getattr(made, "_is_stateful", False):
         raise ValueError(

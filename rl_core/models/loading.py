@@ -17,7 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rl_core.config.run import RunConfig
 from rl_core.models.fast_linear import use_fast_products
-from rl_core.models.folder_check import caps_scores, check_model_folder, refuse_not_finite
+from rl_core.models.folder_check import check_model_folder, refuse_not_finite
 from rl_core.models.linear_4bit import pack_linear_layers
 from rl_core.models.logprobs import Head, capped
 from rl_core.models.lora import add_adapters, hold_frozen_in_bfloat16, merged_state
@@ -42,7 +42,7 @@ class Critic(nn.Module):
 def load_causal_lm(path: Path, dtype: torch.dtype) -> transformers.PreTrainedModel:
     """Returns the complete causal LM of a folder, on the CPU; every load of a model calls this.
 
-    Attention is torch's SDPA, but for scores that are soft-capped, which only the slower one caps.
+    Attention is torch's SDPA, unless scores are soft-capped (Gemma 2), which SDPA would leave out.
 
     Raises:
         ValueError: as `check_model_folder` does; a parameter is in no file and would stay random;
@@ -50,10 +50,12 @@ def load_causal_lm(path: Path, dtype: torch.dtype) -> transformers.PreTrainedMod
     """
     check_model_folder(path)
     transformers.utils.logging.disable_progress_bar()  # the terminal is the trainer's
+    config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
+    caps_scores = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
     model, report = transformers.AutoModelForCausalLM.from_pretrained(
         path,
         dtype=dtype,
-        attn_implementation="eager" if caps_scores(path) else "sdpa",
+        attn_implementation="eager" if caps_scores else "sdpa",
         local_files_only=True,
         use_safetensors=True,
         trust_remote_code=False,

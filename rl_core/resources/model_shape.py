@@ -90,6 +90,8 @@ class ModelShape:
     attention_bias: bool
     qk_norm: bool = False
     """Whether queries and keys are normalised, head by head (Qwen3)."""
+    caps_scores: bool = False
+    """Whether attention's scores are soft-capped, which needs all of them in memory (Gemma 2)."""
     in_bfloat16: bool = False
     """Whether the files hold bfloat16."""
     stored: StoredSizes | None = field(default=None, compare=False)
@@ -122,6 +124,7 @@ class ModelShape:
                 tied=bool(config.get("tie_word_embeddings", False)),
                 attention_bias=bool(text.get("attention_bias", kind == "qwen2")),
                 qk_norm=kind == "qwen3",
+                caps_scores=text.get("attn_logit_softcapping") is not None,
                 in_bfloat16=config.get("dtype", config.get("torch_dtype")) == "bfloat16",
             )
         except KeyError as error:
