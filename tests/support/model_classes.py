@@ -50,7 +50,7 @@ _ENCODERS = modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
 _DECODERS = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 _LEFT_OUT = (
     *("gemma4_assistant", "gemma4_unified_assistant", "musicgen", "musicgen_melody"),
-    *("cohere_compass_text", "gemma3n"),
+    *("cohere_compass_text", "fuyu", "gemma3n"),
 )
 KINDS: Final = {
     kind: name
@@ -91,6 +91,7 @@ OTHERS: Final[dict[str, dict[str, Any]]] = {
             "glm4_moe_lite",
             "glm_moe_dsa",
             "minicpm3",
+            "youtu",
         )
     },
     **{
