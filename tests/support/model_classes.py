@@ -91,7 +91,6 @@ OTHERS: Final[dict[str, dict[str, Any]]] = {
             "glm4_moe_lite",
             "glm_moe_dsa",
             "minicpm3",
-            "youtu",
         )
     },
     **{
@@ -104,6 +103,7 @@ OTHERS: Final[dict[str, dict[str, Any]]] = {
     },
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "youtu": {"head_dim": 32, "num_key_value_heads": 4, "pad_token_id": None},  # or its row is 0
     "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8.0}},
     "longcat_flash": {"head_dim": 32, "num_key_value_heads": 4, "num_layers": 2},
     "gemma2": {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
