@@ -12,8 +12,8 @@ from tests.support.walk import Walk
 
 MOST = {
     # what is counted: (at most, aim)
-    "statements of the product": (26_274, 18_000),
-    "lines of tests": (47_000, 36_000),
+    "statements of the product": (26_320, 18_000),
+    "lines of tests": (47_083, 36_000),
     "lines of a file": (400, 400),
     "lines of a function": (73, 90),
     "functions of more than 6 parameters": (8, 8),
@@ -31,11 +31,11 @@ ROOMS = {
     "rl_core/data": (1_344, 88),
     "rl_core/envs": (1_850, 137),
     "rl_core/evaluation": (355, 38),
-    "rl_core/learner": (1_115, 46),
-    "rl_core/models": (937, 64),
-    "rl_core/resources": (1_037, 102),
+    "rl_core/learner": (1_117, 46),
+    "rl_core/models": (972, 66),
+    "rl_core/resources": (1_045, 102),
     "rl_core/rewards": (690, 30),
-    "rl_core/rollout": (874, 34),
+    "rl_core/rollout": (875, 34),
     "rl_core/runs": (774, 61),
     "rl_core/sft": (526, 26),
     "rl_core/storage": (626, 34),

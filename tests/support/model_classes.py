@@ -50,7 +50,7 @@ _ENCODERS = modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
 _DECODERS = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 _LEFT_OUT = (
     *("gemma4_assistant", "gemma4_unified_assistant", "musicgen", "musicgen_melody"),
-    *("cohere_compass_text", "fuyu", "gemma3n"),
+    *("cohere_compass_text", "fuyu", "gemma3n", "phi4_multimodal"),
 )
 KINDS: Final = {
     kind: name
