@@ -59,7 +59,7 @@ def check_model_folder(folder: Path) -> None:
 def refuse_experts(folder: Path) -> None:
     """Raises ValueError for a mixture of experts, which vLLM's update of weights leaves wrong."""
     names = (name for file in weight_files(folder) for name in tensors_of(folder / file))
-    if any(".experts." in name for name in names):
+    if any(".experts." in name or "_moe." in name for name in names):
         raise ValueError(
             f"model.path={folder}: it is a mixture of experts, whose weights vLLM does not replace "
             "rightly during training: set rollout.engine=hf"

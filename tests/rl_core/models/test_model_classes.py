@@ -61,9 +61,10 @@ def test_what_computes_something_else_is_refused_before_it_is_loaded(tmp_path, k
 
 
 def test_experts_are_refused_for_vllm_which_would_keep_old_ones(tmp_path):
-    """Measured with Mixtral and Qwen3-MoE: right as loaded, wrong after an update to the same."""
-    for kind in ("mixtral", "qwen2"):
+    """Measured with Mixtral, Qwen3-MoE and Granite-MoE: right as loaded, wrong after an update to the same."""
+    for kind in ("mixtral", "granitemoe", "qwen2"):
         model_classes.write_small_model(kind, tmp_path / kind)
     refuse_experts(tmp_path / "qwen2")
-    with pytest.raises(ValueError, match=r"mixture of experts.*: set rollout\.engine=hf"):
-        refuse_experts(tmp_path / "mixtral")
+    for kind in ("mixtral", "granitemoe"):
+        with pytest.raises(ValueError, match=r"mixture of experts.*: set rollout\.engine=hf"):
+            refuse_experts(tmp_path / kind)
