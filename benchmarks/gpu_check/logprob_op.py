@@ -16,7 +16,7 @@ from torch import Tensor
 from benchmarks.gpu_check.bench import Bench
 from benchmarks.gpu_check.peaks import peak_bytes
 from benchmarks.gpu_check.report import Row
-from rl_core.models.logprobs import token_logprobs_and_entropy
+from rl_core.models.logprobs import Head, token_logprobs_and_entropy
 
 _HIDDEN, _VOCAB, _TEMPERATURE = 896, 151_936, 0.9
 _ROUNDS = 5
@@ -47,7 +47,7 @@ def plain(hidden: Tensor, weight: Tensor, targets: Tensor) -> Outputs:
 
 def ours(hidden: Tensor, weight: Tensor, targets: Tensor) -> Outputs:
     """Returns both from blocks of tokens of the vocabulary."""
-    return token_logprobs_and_entropy(hidden, weight, targets, temperature=_TEMPERATURE)
+    return token_logprobs_and_entropy(hidden, Head(weight), targets, temperature=_TEMPERATURE)
 
 
 def trl(hidden: Tensor, weight: Tensor, targets: Tensor) -> Outputs:

@@ -32,6 +32,7 @@ from rl_core.learner.profiling import measured
 from rl_core.models.fast_linear import cast_once
 from rl_core.models.forward import ForwardPass
 from rl_core.models.loading import Models
+from rl_core.models.logprobs import Head
 
 Name = Literal["actor", "critic"]
 """A model that learns, and the prefix of its metrics."""
@@ -218,8 +219,9 @@ class Updater:
         teacher_outputs = None
         if micro.teacher_states is not None:
             assert self._models.teacher is not None, "it has computed the states"
-            head = self._models.teacher.get_output_embeddings().weight
-            teacher_outputs = (micro.teacher_states, head.to(micro.teacher_states.device))
+            head = Head.of(self._models.teacher)
+            weight = head.weight.to(micro.teacher_states.device)
+            teacher_outputs = (micro.teacher_states, head._replace(weight=weight))
         outputs = self._forward(
             micro.batch, actor=self._models.actor, with_entropy=True, teacher=teacher_outputs
         )

@@ -28,12 +28,7 @@ _TRAINABLE: Final = ("F64", "F32", "F16", "BF16")
 _NAMES_SHOWN: Final = 3
 _BLOCK_BYTES: Final = 2**20
 
-_LOGIT_CHANGES: Final = (
-    "final_logit_softcapping",
-    "logit_scale",
-    "logits_scaling",
-    "logits_mup_width_multiplier",
-)
+_LOGIT_CHANGE: Final = "logits_mup_width_multiplier"
 
 _HALVES: Final = ("encoder_layers", "audio_vocab_size")
 """Settings of decoders that continue something else than their own text."""
@@ -64,7 +59,7 @@ def check_model_folder(folder: Path) -> None:
 def refuse_experts(folder: Path) -> None:
     """Raises ValueError for a mixture of experts, which vLLM's update of weights leaves wrong."""
     names = (name for file in weight_files(folder) for name in tensors_of(folder / file))
-    if any(".experts." in name for name in names):
+    if any(".experts." in name or "_moe." in name for name in names):
         raise ValueError(
             f"model.path={folder}: it is a mixture of experts, whose weights vLLM does not replace "
             "rightly during training: set rollout.engine=hf"
@@ -123,12 +118,11 @@ def _check_kind(config: Mapping[str, Any]) -> None:
             f"model_type={kind!r} has attention of its own, which torch's SDPA does not compute: "
             "take another model, such as Qwen2 or Llama"
         )
-    changes = {key: text.get(key, config.get(key)) for key in _LOGIT_CHANGES}
-    if any(value not in (None, 1) for value in changes.values()):
-        settings = ", ".join(f"{key}={value}" for key, value in changes.items() if value)
+    if text.get(_LOGIT_CHANGE) not in (None, 1):
         raise ValueError(
-            f"config.json has {settings}: its logits are transformed after the output embedding, "
-            "which log-probs from hidden states do not support: take another model"
+            f"config.json has {_LOGIT_CHANGE}={text[_LOGIT_CHANGE]}: its logits are transformed "
+            "after the output embedding, which log-probs from hidden states do not support: take "
+            "another model"
         )
 
 
@@ -154,7 +148,10 @@ def _expected(folder: Path, num_stored: int) -> tuple[Expected, Mapping[str, str
             f"({cut(in_one_line(error), 200)}): copy it from the model again"
         ) from error
     head = model.get_output_embeddings()
-    if head is None or head is model.get_decoder() or getattr(head, "bias", None) is not None:
+    has_trunk = model.get_decoder() not in (head, model) and hasattr(
+        config.get_text_config(), "num_hidden_layers"
+    )
+    if head is None or not has_trunk or getattr(head, "bias", None) is not None:
         raise ValueError(
             f"{type(model).__name__} is no trunk with a plain output embedding behind it, which "
             "log-probs from hidden states need: take another model, such as Qwen2 or Llama"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rl_core.batch import TrainBatch
 from rl_core.models.full_kl import full_reverse_kl
 from rl_core.models.loading import Critic
-from rl_core.models.logprobs import token_logprobs, token_logprobs_and_entropy
+from rl_core.models.logprobs import Head, token_logprobs, token_logprobs_and_entropy
 from rl_core.models.packing import select_rows
 from rl_core.models.shared_prefix import response_states
 
@@ -56,13 +56,13 @@ def forward_pass(
     critic: Critic | None = None,
     with_entropy: bool = False,
     with_states: bool = False,
-    teacher: tuple[Tensor, Tensor] | None = None,
+    teacher: tuple[Tensor, Head] | None = None,
     temperature: float = 1.0,
     compute_dtype: torch.dtype,
 ) -> TokenOutputs:
     """Reads a batch once; returns log-probs (and entropy) of an actor, or values of a critic.
 
-    `teacher` has its `states` and its output embedding, for the KL to it. `temperature` is that of
+    `teacher` has its `states` and its head, for the KL to it. `temperature` is that of
     sampling; `compute_dtype` is float32, or bfloat16 for autocast.
     """
     mask = batch.sampled_mask
@@ -72,7 +72,7 @@ def forward_pass(
         return TokenOutputs(values=_padded(critic.head(hidden.float()).squeeze(-1), mask))
     assert critic is None, "one pass of two models"
     hidden = sampled_states(actor.get_decoder(), batch, compute_dtype=compute_dtype)
-    head = actor.get_output_embeddings().weight
+    head = Head.of(actor)
     targets = batch.sampled_ids()
     if not with_entropy:
         logprobs = token_logprobs(

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from rl_core.models.logprobs import Head, capped
 from rl_core.models.matmul import product, product_in_float32, product_operand
 
 _BLOCK_LOGITS = 2**20  # two models': half of those in logprobs.py
@@ -19,8 +20,8 @@ _SMALLEST_BLOCK = 256
 
 def full_reverse_kl(
     hidden: Tensor,
-    head_weight: Tensor,
-    teacher: tuple[Tensor, Tensor],
+    head: Head,
+    teacher: tuple[Tensor, Head],
     *,
     temperature: float,
     compute_dtype: torch.dtype,
@@ -32,9 +33,8 @@ def full_reverse_kl(
 
     Args:
         hidden: float [N, H], the states that predict the tokens; carries gradient.
-        head_weight: float [V, H], the output embedding; carries gradient.
-        teacher: float [N, K], the teacher's states, and float [V, K], its output embedding;
-            constants.
+        head: the policy's, see logprobs.py.
+        teacher: float [N, K], the teacher's states, and its head; constants.
         temperature: all logits are divided by it.
         compute_dtype: of the matrix products; softmax is always float32.
         block_size: vocabulary entries in one block.
@@ -42,13 +42,13 @@ def full_reverse_kl(
     most = _CARD_BLOCK_LOGITS if hidden.is_cuda else _BLOCK_LOGITS
     block_size = block_size or max(most // max(len(hidden), 1), _SMALLEST_BLOCK)
     teacher_hidden, teacher_head = teacher
-    common = min(len(head_weight), len(teacher_head))
+    common = min(len(head.weight), len(teacher_head.weight))
     result = _BlockwiseKl.apply(  # type: ignore[no-untyped-call]  # torch leaves apply untyped
         hidden.to(compute_dtype),
-        head_weight[:common],
+        head.weight[:common],
         teacher_hidden.to(compute_dtype),
-        teacher_head[:common],
-        temperature,
+        teacher_head.weight[:common],
+        (*head.tempered(temperature), *teacher_head.tempered(temperature)),
         block_size,
     )
     return cast("Tensor", result)
@@ -65,12 +65,12 @@ class _BlockwiseKl(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
-        hidden, head, teacher_hidden, teacher_head, temperature, block_size = inputs
+        hidden, head, teacher_hidden, teacher_head, tempered, block_size = inputs
         # Of all blocks so far: total = sum exp(z - highest), moment = sum exp(z - highest) (z - t).
         total, moment, teacher_total = (hidden.new_zeros(len(hidden)).float() for _ in range(3))
         highest = torch.full_like(total, torch.finfo(torch.float32).min)
         teacher_highest = highest.clone()
-        blocks = _blocks(hidden, head, teacher_hidden, teacher_head, temperature, block_size)
+        blocks = _blocks(hidden, head, teacher_hidden, teacher_head, tempered, block_size)
         for _, _, logits, teacher_logits in blocks:
             new_highest = torch.maximum(highest, logits.amax(dim=-1))
             shrink = (highest - new_highest).exp()
@@ -86,7 +86,7 @@ class _BlockwiseKl(torch.autograd.Function):
         teacher_log_sums = teacher_highest + teacher_total.log()
         kl: Tensor = moment / total - log_sums + teacher_log_sums
         ctx.save_for_backward(*inputs[:4], log_sums, teacher_log_sums, kl)
-        ctx.temperature = temperature
+        ctx.tempered = tempered
         ctx.block_size = block_size
         return kl
 
@@ -96,12 +96,14 @@ class _BlockwiseKl(torch.autograd.Function):
         states = product_operand(hidden)
         hidden_grad = torch.zeros_like(hidden, dtype=torch.float32)
         weight_grad = torch.empty_like(head) if ctx.needs_input_grad[1] else None
-        factor = (grads[0] / ctx.temperature).unsqueeze(-1)
-        blocks = _blocks(hidden, head, taught, taught_head, ctx.temperature, ctx.block_size)
+        temperature, cap, *_ = ctx.tempered
+        factor = (grads[0] / temperature).unsqueeze(-1)
+        blocks = _blocks(hidden, head, taught, taught_head, ctx.tempered, ctx.block_size)
         for first, weight, logits, teacher_logits in blocks:
+            slope = factor if cap is None else factor * (1.0 - (logits / cap).square_())
             logprobs = logits.sub_(log_sums.unsqueeze(-1))
             gap = teacher_logits.neg_().add_((teacher_log_sums - kl).unsqueeze(-1)).add_(logprobs)
-            grad = logprobs.exp_().mul_(gap).mul_(factor).to(states.dtype)
+            grad = logprobs.exp_().mul_(gap).mul_(slope).to(states.dtype)
             hidden_grad.add_(product(grad, weight.T))
             if weight_grad is not None:
                 product(grad.T, states.T, out=weight_grad[first : first + len(weight)])
@@ -113,10 +115,11 @@ def _blocks(
     head: Tensor,
     teacher_hidden: Tensor,
     teacher_head: Tensor,
-    temperature: float,
+    tempered: tuple[float, float | None, float, float | None],
     block_size: int,
 ) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
     """Yields (first entry, weights [v, H], logits and the teacher's, float32 [N, v]) in blocks."""
+    temperature, cap, teacher_temperature, teacher_cap = tempered
     states = product_operand(hidden)
     teacher_states = product_operand(teacher_hidden)
     for first in range(0, len(head), block_size):
@@ -125,5 +128,5 @@ def _blocks(
             weight = product_operand(head[some].to(hidden.dtype))
             teacher_weight = product_operand(teacher_head[some].to(hidden.dtype))
             logits = product_in_float32(states, weight).div_(temperature)
-            teacher_logits = product_in_float32(teacher_states, teacher_weight).div_(temperature)
-        yield first, weight, logits, teacher_logits
+            taught = product_in_float32(teacher_states, teacher_weight).div_(teacher_temperature)
+        yield first, weight, capped(logits, cap), capped(taught, teacher_cap)

@@ -17,6 +17,8 @@ from rl_core.models.bitsandbytes import load_bitsandbytes
 
 _BLOCK = 64
 _LEVELS = "nf4"
+_READ_BY_TYPE = ("router", "classifier", "weights_proj")
+"""Layers whose weights a class reads itself, or casts its input to."""
 
 
 class Linear4bit(nn.Linear):
@@ -90,7 +92,7 @@ def pack_linear_layers(model: transformers.PreTrainedModel, device: torch.device
         (parent, name, layer)
         for parent in model.modules()
         for name, layer in parent.named_children()
-        if isinstance(layer, nn.Linear) and layer is not output and name != "router"
+        if isinstance(layer, nn.Linear) and layer is not output and name not in _READ_BY_TYPE
     ]
     if not layers:
         raise ValueError(

@@ -19,6 +19,7 @@ from rl_core.config.run import RunConfig
 from rl_core.models.fast_linear import use_fast_products
 from rl_core.models.folder_check import check_model_folder, refuse_not_finite
 from rl_core.models.linear_4bit import pack_linear_layers
+from rl_core.models.logprobs import Head, capped
 from rl_core.models.lora import add_adapters, hold_frozen_in_bfloat16, merged_state
 from rl_core.models.packing import allow_packing
 from rl_core.models.shares import whole_tensor
@@ -38,12 +39,10 @@ class Critic(nn.Module):
         nn.init.zeros_(self.head.bias)
 
 
-def load_causal_lm(
-    path: Path, dtype: torch.dtype, *, attention: str | None = None
-) -> transformers.PreTrainedModel:
+def load_causal_lm(path: Path, dtype: torch.dtype) -> transformers.PreTrainedModel:
     """Returns the complete causal LM of a folder, on the CPU; every load of a model calls this.
 
-    `attention` names an implementation of transformers, which chooses one by default.
+    Attention is torch's SDPA, unless scores are soft-capped (Gemma 2), which SDPA would leave out.
 
     Raises:
         ValueError: as `check_model_folder` does; a parameter is in no file and would stay random;
@@ -51,10 +50,12 @@ def load_causal_lm(
     """
     check_model_folder(path)
     transformers.utils.logging.disable_progress_bar()  # the terminal is the trainer's
+    config = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False)
+    caps_scores = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
     model, report = transformers.AutoModelForCausalLM.from_pretrained(
         path,
         dtype=dtype,
-        attn_implementation=attention,
+        attn_implementation="eager" if caps_scores else "sdpa",
         local_files_only=True,
         use_safetensors=True,
         trust_remote_code=False,
@@ -75,21 +76,21 @@ def load_causal_lm(
 def load_actor(
     path: Path, device: torch.device, *, in_4bit: bool = False
 ) -> transformers.PreTrainedModel:
-    """Returns the causal LM of a folder: float32 weights, SDPA attention, eval mode.
+    """Returns the causal LM of a folder: float32 weights, eval mode.
 
     With `in_4bit` its linear layers are frozen and packed, see `pack_linear_layers`.
 
     Raises:
-        ValueError: as `load_causal_lm` does, or its logits are not simply its output embedding
-            times its last hidden state (soft-capped, scaled or biased logits).
+        ValueError: as `load_causal_lm` does, or its logits are not what `Head` makes of its last
+            hidden state.
     """
-    model = load_causal_lm(path, torch.float32, attention="sdpa")
+    model = load_causal_lm(path, torch.float32)
     model.config.use_cache = False
     if in_4bit:
         pack_linear_layers(model, device)
     model.to(device).eval()
     use_fast_products(model)
-    _check_plain_logits(model, path)
+    _check_logits(model, path)
     return model
 
 
@@ -181,16 +182,19 @@ def _load_frozen(folder: Path, device: torch.device) -> transformers.PreTrainedM
 
 
 @torch.no_grad()
-def _check_plain_logits(model: transformers.PreTrainedModel, path: Path) -> None:
-    """Log-probs are computed from hidden states: refuse a model for which that would be wrong."""
+def _check_logits(model: transformers.PreTrainedModel, path: Path) -> None:
+    """Log-probs are computed from hidden states: refuses a model for which that would be wrong."""
     ids = torch.arange(_PROBE_TOKENS, device=model.device).unsqueeze(0)
     expected = model(input_ids=ids, use_cache=False).logits
     hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
-    actual = hidden @ model.get_output_embeddings().weight.T
+    head = Head.of(model)
+    divisor, cap = head.tempered(temperature=1.0)
+    actual = capped(hidden @ head.weight.T / divisor, cap)
     if not torch.allclose(actual, expected, rtol=1e-3, atol=1e-3):
         raise ValueError(
             f"model.path={path}: its logits are transformed after the output embedding "
-            f"({type(model).__name__}), which log-probs from hidden states do not support"
+            f"({type(model).__name__}), which log-probs from hidden states do not support: take "
+            "another model, such as Qwen2 or Llama"
         )
 
 

@@ -7,10 +7,13 @@ computed again in the backward pass. Blocks of the vocabulary, not of the N toke
 head's gradient is then written once; blocks of tokens would add to all of it again and again.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, Self, cast
 
 import torch
+import transformers
 from torch import Tensor
 
 from rl_core.models.matmul import product, product_in_float32, product_operand
@@ -31,9 +34,39 @@ _SMALLEST_BLOCK = 256
 """The smallest block of the vocabulary, however many tokens N: thinner products are slow."""
 
 
+class Head(NamedTuple):
+    """What makes logits of states: scale * weight @ state, soft-capped as cap * tanh(x / cap)."""
+
+    weight: Tensor
+    """The output embedding, float [V, H]; carries gradient."""
+    scale: float = 1.0
+    cap: float | None = None
+
+    @classmethod
+    def of(cls, model: transformers.PreTrainedModel) -> Self:
+        """Returns a causal LM's: Cohere's and Granite's scale, Gemma's cap."""
+        config = model.config.get_text_config()
+        scale = getattr(config, "logit_scale", None) or 1.0
+        scaling = getattr(config, "logits_scaling", None) or 1.0
+        return cls(
+            model.get_output_embeddings().weight,
+            scale * scaling if config.model_type == "hyperclovax" else scale / scaling,
+            getattr(config, "final_logit_softcapping", None),
+        )
+
+    def tempered(self, temperature: float) -> tuple[float, float | None]:
+        """Returns by what the products are divided, and the cap after it, at a temperature."""
+        return temperature / self.scale, None if self.cap is None else self.cap / temperature
+
+
+def capped(logits: Tensor, cap: float | None) -> Tensor:
+    """Returns soft-capped logits in their memory, or the logits if there is no cap."""
+    return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
+
+
 def token_logprobs(
     hidden: Tensor,
-    head_weight: Tensor,
+    head: Head,
     targets: Tensor,
     *,
     temperature: float,
@@ -44,7 +77,7 @@ def token_logprobs(
 
     Args:
         hidden: float [N, H], the states that predict the targets; carries gradient.
-        head_weight: float [V, H], the output embedding; carries gradient.
+        head: the output embedding, and how logits are scaled and capped.
         targets: int64 [N].
         temperature: logits are divided by it.
         compute_dtype: of the matrix products, hidden's own by default; softmax is always float32.
@@ -53,7 +86,7 @@ def token_logprobs(
     """
     logprobs, _ = _apply(
         hidden.to(compute_dtype or hidden.dtype),
-        head_weight,
+        head,
         targets,
         temperature,
         block_size,
@@ -64,7 +97,7 @@ def token_logprobs(
 
 def token_logprobs_and_entropy(
     hidden: Tensor,
-    head_weight: Tensor,
+    head: Head,
     targets: Tensor,
     *,
     temperature: float,
@@ -74,7 +107,7 @@ def token_logprobs_and_entropy(
     """Returns log-probs of the targets and entropies in nats, float32 [N], both with gradient."""
     return _apply(
         hidden.to(compute_dtype or hidden.dtype),
-        head_weight,
+        head,
         targets,
         temperature,
         block_size,
@@ -84,7 +117,7 @@ def token_logprobs_and_entropy(
 
 def _apply(
     hidden: Tensor,
-    head_weight: Tensor,
+    head: Head,
     targets: Tensor,
     temperature: float,
     block_size: int | None,
@@ -94,7 +127,7 @@ def _apply(
     most = _CARD_BLOCK_LOGITS if hidden.is_cuda else _BLOCK_LOGITS
     block_size = block_size or max(most // max(len(hidden), 1), _SMALLEST_BLOCK)
     result = _BlockwiseLogprobs.apply(  # type: ignore[no-untyped-call]  # torch leaves apply untyped
-        hidden, head_weight, targets, temperature, block_size, with_entropy
+        hidden, head.weight, targets, head.tempered(temperature), block_size, with_entropy
     )
     return cast("tuple[Tensor, Tensor]", result)
 
@@ -102,15 +135,16 @@ def _apply(
 def _blocks(
     hidden: Tensor,
     head_weight: Tensor,
-    temperature: float,
+    tempered: tuple[float, float | None],
     block_size: int,
     kept: Sequence[Tensor] = (),
 ) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yields (first vocabulary entry, weights [v, H], float32 logits [N, v]) block by block.
 
     The weights are a `product_operand` of hidden's dtype; logits that were not kept may be
-    overwritten. The temperature divides float32 logits: bfloat16 states would be rounded again.
+    overwritten. `Head.tempered` changes float32 logits: bfloat16 states would be rounded again.
     """
+    temperature, cap = tempered
     states = product_operand(hidden)
     for number, first in enumerate(range(0, len(head_weight), block_size)):
         weight = product_operand(head_weight[first : first + block_size].to(hidden.dtype))
@@ -118,7 +152,7 @@ def _blocks(
             yield first, weight, kept[number]
             continue
         logits = product_in_float32(states, weight)
-        yield first, weight, logits if temperature == 1.0 else logits.div_(temperature)
+        yield first, weight, capped(logits if temperature == 1.0 else logits.div_(temperature), cap)
 
 
 def _position(targets: Tensor, first: int, block_size: int) -> tuple[Tensor, Tensor]:
@@ -132,14 +166,15 @@ class _BlockwiseLogprobs(torch.autograd.Function):
     """Saves two numbers per token, and the logits if they are few; else these are recomputed.
 
     With z the logits, p their softmax, y the target and E the entropy:
-    d logprob / dz = onehot(y) - p, and d E / dz = -p (log p + E).
+    d logprob / dz = onehot(y) - p, and d E / dz = -p (log p + E). With a cap c, z = c tanh(x / c)
+    and dz / dx = 1 - (z / c)^2.
 
     Source: Milakov and Gimelshein 2018 (arXiv:1805.02867), algorithm 3, for the running softmax.
     """
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
-        hidden, head_weight, targets, temperature, block_size, with_entropy = inputs
+        hidden, head_weight, targets, tempered, block_size, with_entropy = inputs
         chosen, total, moment = (
             torch.zeros(len(hidden), dtype=torch.float32, device=hidden.device) for _ in range(3)
         )
@@ -150,7 +185,7 @@ class _BlockwiseLogprobs(torch.autograd.Function):
         kept: list[Tensor] = []
         subtracted: list[Tensor] = []
         with torch.autocast(hidden.device.type, enabled=False):
-            for first, weight, logits in _blocks(hidden, head_weight, temperature, block_size):
+            for first, weight, logits in _blocks(hidden, head_weight, tempered, block_size):
                 columns, inside = _position(targets, first, len(weight))
                 chosen = torch.where(inside, logits.gather(-1, columns).squeeze(-1), chosen)
                 new_highest = torch.maximum(highest, logits.amax(dim=-1))
@@ -171,7 +206,7 @@ class _BlockwiseLogprobs(torch.autograd.Function):
         entropies = log_total - moment / total
         rests = [highest - before + log_total for before in subtracted]
         ctx.save_for_backward(hidden, head_weight, targets, log_sums, entropies, *kept, *rests)
-        ctx.temperature = temperature
+        ctx.tempered = tempered
         ctx.block_size = block_size
         ctx.num_kept = len(kept)
         ctx.set_materialize_grads(False)
@@ -185,23 +220,26 @@ class _BlockwiseLogprobs(torch.autograd.Function):
         kept = kept_and_rests[: ctx.num_kept]
         rests = kept_and_rests[ctx.num_kept :]
         # The gradient of the logits is linear in these, and they are few.
-        logprob_grad, entropy_grad = (None if x is None else x / ctx.temperature for x in grads)
+        temperature, cap = ctx.tempered
+        logprob_grad, entropy_grad = (None if x is None else x / temperature for x in grads)
         needs_hidden, needs_weight = ctx.needs_input_grad[:2]
         states = product_operand(hidden)
         hidden_grad = torch.zeros_like(hidden, dtype=torch.float32) if needs_hidden else None
         weight_grad = torch.empty_like(head_weight) if needs_weight else None
         with torch.autocast(hidden.device.type, enabled=False):
-            blocks = _blocks(hidden, head_weight, ctx.temperature, ctx.block_size, kept)
+            blocks = _blocks(hidden, head_weight, ctx.tempered, ctx.block_size, kept)
             for number, (first, weight, logits) in enumerate(blocks):
+                sums = log_sums.unsqueeze(-1)
+                logprobs = logits - rests[number].unsqueeze(-1) if kept else logits.sub_(sums)
+                slope = None if cap is None else 1.0 - ((logprobs + sums) / cap).square_()
                 grad = _logits_grad(
-                    logits - rests[number].unsqueeze(-1)
-                    if kept
-                    else logits.sub_(log_sums.unsqueeze(-1)),
+                    logprobs,
                     _position(targets, first, len(weight)),
                     entropies,
                     logprob_grad,
                     entropy_grad,
-                ).to(states.dtype)
+                )
+                grad = (grad if slope is None else grad.mul_(slope)).to(states.dtype)
                 if hidden_grad is not None:
                     hidden_grad.add_(product(grad, weight.T))
                 if weight_grad is not None:

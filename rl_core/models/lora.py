@@ -10,6 +10,7 @@ Source: Hu et al. 2021 (arXiv:2106.09685).
 """
 
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from rl_core.models.fast_linear import FastLinear
 from rl_core.models.linear_4bit import Linear4bit
 from rl_core.models.shares import whole_tensor
-from rl_core.resources.model_shape import NO_ADAPTER_BESIDE_EXPERTS
+from rl_core.resources.model_shape import takes_adapter
 from rl_core.system.model_folder import ADAPTER_WEIGHTS
 
 _logger = logging.getLogger(__name__)
@@ -46,10 +47,12 @@ def add_adapters(model: transformers.PreTrainedModel, *, rank: int, alpha: float
         for name, layer in model.named_modules()
         if isinstance(layer, nn.Linear | transformers.pytorch_utils.Conv1D)
         and layer is not output
-        and not (has_experts and name.split(".")[-1] in NO_ADAPTER_BESIDE_EXPERTS)
+        and takes_adapter(name, has_experts=has_experts)
     ]
+    # Whole names: peft shortens a list of many to endings, which others may have, too.
+    names = "|".join(map(re.escape, layers))
     # peft types alpha as int, and only divides by the rank.
-    settings = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=layers)
+    settings = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules=names)
     peft.inject_adapter_in_model(settings, model, adapter_name=_ADAPTER)
     model.eval()
 
@@ -127,6 +130,11 @@ def peft_name(parameter: str) -> str:
     return f"base_model.model.{parameter.replace(f'.{_ADAPTER}.', '.')}"
 
 
+def _ending(layer: list[str]) -> str:
+    """Returns what PEFT knows a layer by: its name in a block, with the list's if it is in one."""
+    return ".".join(layer[-2:] if layer[-1].isdigit() else layer[-1:])
+
+
 def save_adapter(
     weights: Mapping[str, Tensor], folder: Path, *, rank: int, alpha: float, base: str
 ) -> None:
@@ -140,7 +148,7 @@ def save_adapter(
     settings = peft.LoraConfig(
         r=rank,
         lora_alpha=alpha,
-        target_modules=sorted({name.split(".")[-3] for name in weights}),
+        target_modules=sorted({_ending(name.split(".")[:-2]) for name in weights}),
         task_type="CAUSAL_LM",
         base_model_name_or_path=base,
         inference_mode=True,

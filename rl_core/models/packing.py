@@ -237,7 +237,8 @@ def allow_packing(model: transformers.PreTrainedModel) -> None:
 
     That is tried with two responses to one prompt: some classes attend by themselves.
     """
-    if not getattr(model, "_supports_attention_backend", False):
+    is_sdpa = model.config.get_text_config()._attn_implementation == "sdpa"
+    if not (is_sdpa and getattr(model, "_supports_attention_backend", False)):
         return
     ids = torch.tensor([[0, 1, 2, 3], [0, 1, 4, 5]], device=model.device)
     twos = torch.full_like(ids[:, 0], 2)

@@ -15,11 +15,14 @@ _PADDING: Final = 0.1
 
 
 def sees_all_tokens(backbone: Any) -> bool:
-    """Returns whether each layer sees all earlier tokens: no window of positions and no state."""
+    """Returns whether each layer sees all earlier tokens: no window of positions and no state.
+
+    Soft-capped scores count as a window, too: they need an attention that reads single rows.
+    """
     config = backbone.config.get_text_config()
     layer_types = getattr(config, "layer_types", None) or ["full_attention"]
-    has_window = getattr(config, "sliding_window", None) is not None
-    return set(layer_types) == {"full_attention"} and not has_window
+    limits = (getattr(config, x, None) for x in ("sliding_window", "attn_logit_softcapping"))
+    return set(layer_types) == {"full_attention"} and all(limit is None for limit in limits)
 
 
 def can_share_prompts(backbone: Any) -> bool:

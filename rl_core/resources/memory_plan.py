@@ -188,7 +188,7 @@ def _layer_bytes(shape: ModelShape, tokens: int) -> int:
 
 def _passing_bytes(shape: ModelShape, config: RunConfig, tokens: int) -> int:
     """Returns what a pass takes and gives back within a layer."""
-    passing = _layer_bytes(shape, tokens)
+    passing = _layer_bytes(shape, tokens) + _scores_bytes(shape, config, tokens)
     if config.model.lora_rank:
         # Beside a product: B A x, that scaled, the sum, and peft's float32 copy of x.
         copies = 3 if config.compute_dtype == "float32" else 4
@@ -196,6 +196,15 @@ def _passing_bytes(shape: ModelShape, config: RunConfig, tokens: int) -> int:
     if config.model.load_in_4bit:  # a product needs its whole matrix unpacked
         passing += compute_width(config) * shape.hidden_size * shape.intermediate_size
     return passing
+
+
+def _scores_bytes(shape: ModelShape, config: RunConfig, tokens: int) -> int:
+    """Returns what a layer keeps of soft-capped scores: before and after the softmax, in float32.
+
+    No other attention holds scores of all pairs of tokens.
+    """
+    longest = config.data.max_prompt_length + config.data.max_response_length
+    return 2 * _FLOAT32 * tokens * longest * shape.num_heads if shape.caps_scores else 0
 
 
 def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
@@ -216,6 +225,7 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
         casts_weights=casts_weights,
     )
     kept += _packed_attention_bytes(shape, config)
+    kept += (1 if checkpoints else shape.num_layers) * _scores_bytes(shape, config, tokens)
     adds = tokens < config.actor.mini_batch_size * config.algorithm.group_size * (
         config.data.max_prompt_length + config.data.max_response_length
     )

@@ -47,6 +47,7 @@ class StoredSizes(NamedTuple):
             name: shape
             for name, shape in shapes.items()
             if len(shape) == 2
+            and name.endswith(".weight")
             and ".experts." not in name
             and not any(part in name for part in _EMBEDDINGS)
         }
@@ -54,17 +55,25 @@ class StoredSizes(NamedTuple):
             in_all=sum(map(prod, shapes.values())),
             in_matrices=sum(map(prod, matrices.values())),
             around_matrices=sum(
-                sum(shape)
+                shape[0] + shape[1] * (4 if "gqkv_proj" in name else 1)  # which loads as four
                 for name, shape in matrices.items()
-                if not has_experts or name.split(".")[-2] not in NO_ADAPTER_BESIDE_EXPERTS
+                if takes_adapter(name, has_experts=has_experts)
             ),
         )
 
 
-NO_ADAPTER_BESIDE_EXPERTS: Final = frozenset(
-    ["gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3", "router"]
+_NO_ADAPTER_BESIDE_EXPERTS: Final = frozenset(
+    ["gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"]
 )
-"""Layers that get no adapter in a mixture of experts: peft takes these names for the experts'."""
+
+
+def takes_adapter(name: str, *, has_experts: bool) -> bool:
+    """Returns whether a matrix gets an adapter: no router, and beside experts only attention's.
+
+    peft takes some names for the experts'.
+    """
+    parts = set(name.split("."))
+    return "router" not in parts and not (has_experts and parts & _NO_ADAPTER_BESIDE_EXPERTS)
 
 
 @dataclass(frozen=True)
@@ -83,6 +92,8 @@ class ModelShape:
     attention_bias: bool
     qk_norm: bool = False
     """Whether queries and keys are normalised, head by head (Qwen3)."""
+    caps_scores: bool = False
+    """Whether attention's scores are soft-capped, which needs all of them in memory (Gemma 2)."""
     in_bfloat16: bool = False
     """Whether the files hold bfloat16."""
     stored: StoredSizes | None = field(default=None, compare=False)
@@ -115,6 +126,7 @@ class ModelShape:
                 tied=bool(config.get("tie_word_embeddings", False)),
                 attention_bias=bool(text.get("attention_bias", kind == "qwen2")),
                 qk_norm=kind == "qwen3",
+                caps_scores=text.get("attn_logit_softcapping") is not None,
                 in_bfloat16=config.get("dtype", config.get("torch_dtype")) == "bfloat16",
             )
         except KeyError as error:

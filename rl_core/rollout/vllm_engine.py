@@ -63,8 +63,9 @@ class WeightUpdates:
         model = self.model_runner.get_model()
         if model.config.tie_word_embeddings:
             # The reload repacks every linear layer for the CPU's kernels but not a tied lm_head,
-            # whose logits would silently stay those of the old weights.
-            model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
+            # whose logits would silently stay those of the old weights (Gemma 2 has no lm_head).
+            head = model.lm_head if hasattr(model, "lm_head") else model.model.embed_tokens
+            head.quant_method.process_weights_after_loading(head)
         return weight_digest(taken, dtype)
 
 

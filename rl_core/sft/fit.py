@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from rl_core.batch import TrainBatch
 from rl_core.models.forward import sampled_states
-from rl_core.models.logprobs import token_logprobs
+from rl_core.models.logprobs import Head, token_logprobs
 from rl_core.system.threads import MicroBatchThreads
 
 _WORTH_SHARING: Final = 0.1
@@ -103,7 +103,7 @@ class Fitting:
         if self.whole_logits:
             losses = functional.cross_entropy(self.model.lm_head(hidden), targets, reduction="none")
         else:
-            head = self.model.get_output_embeddings().weight
+            head = Head.of(self.model)
             losses = -token_logprobs(hidden, head, targets, temperature=1.0, compute_dtype=dtype)
         return (losses * weights.to(self.model.device)).sum()
 

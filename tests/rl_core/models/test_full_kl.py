@@ -3,6 +3,7 @@ import torch
 from torch import Tensor
 
 from rl_core.models.full_kl import full_reverse_kl
+from rl_core.models.logprobs import Head
 
 P = torch.tensor([[0.7, 0.2, 0.1]], dtype=torch.float64)
 Q = torch.tensor([[0.5, 0.25, 0.25]], dtype=torch.float64)
@@ -11,7 +12,7 @@ FLOAT64 = {"compute_dtype": torch.float64}
 
 def kl_of(logits: Tensor, teacher_logits: Tensor, **settings: object) -> Tensor:
     """Of given logits: the states are the logits, the output embedding the identity."""
-    eye = torch.eye(logits.shape[-1], dtype=logits.dtype)
+    eye = Head(torch.eye(logits.shape[-1], dtype=logits.dtype))
     return full_reverse_kl(
         logits, eye, (teacher_logits, eye), **({"temperature": 1.0} | FLOAT64 | settings)
     )
@@ -35,8 +36,8 @@ def test_equal_models_are_at_0_exactly():
     assert logits.grad.abs().max() < 1e-6
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_it_equals_the_whole_vocabulary_at_once(temperature):
+@pytest.mark.parametrize(("temperature", "cap"), [(1.0, None), (0.6, None), (0.6, 3.0)])
+def test_it_equals_the_whole_vocabulary_at_once(temperature, cap):
     """Other widths, and a teacher with more rows, which no token has."""
     generator = torch.Generator().manual_seed(1)
 
@@ -46,12 +47,19 @@ def test_it_equals_the_whole_vocabulary_at_once(temperature):
     hidden, head = random(5, 8).requires_grad_(), random(700, 8).requires_grad_()
     taught, teacher_head = random(5, 4), random(720, 4)
     weights = random(5)
-    logprobs = (hidden @ head.T / temperature).log_softmax(-1)
-    others = (taught @ teacher_head[:700].T / temperature).log_softmax(-1)
+    logits = hidden @ head.T
+    logits = logits if cap is None else cap * (logits / cap).tanh()
+    logprobs = (logits / temperature).log_softmax(-1)
+    others = (0.5 * taught @ teacher_head[:700].T / temperature).log_softmax(-1)
     expected = (logprobs.exp() * (logprobs - others)).sum(-1)
     wanted = torch.autograd.grad((weights * expected).sum(), (hidden, head))
     kl = full_reverse_kl(
-        hidden, head, (taught, teacher_head), temperature=temperature, block_size=256, **FLOAT64
+        hidden,
+        Head(head, cap=cap),
+        (taught, Head(teacher_head, scale=0.5)),
+        temperature=temperature,
+        block_size=256,
+        **FLOAT64,
     )
     torch.testing.assert_close(kl.double(), expected, atol=1e-5, rtol=1e-5)
     actual = torch.autograd.grad((weights * kl).sum(), (hidden, head))

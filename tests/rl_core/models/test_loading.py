@@ -3,6 +3,7 @@ import torch
 import transformers
 
 from rl_core.models import loading
+from rl_core.models.logprobs import Head
 from tests.support.model_shapes import SMALL
 
 CPU = torch.device("cpu")
@@ -31,8 +32,11 @@ def test_a_missing_model_is_one_clear_line(tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_a_model_with_transformed_logits_is_refused(tmp_path):
+def test_a_model_with_logits_of_another_formula_is_refused(tmp_path, monkeypatch):
     config = transformers.Gemma2Config(**SMALL, head_dim=32, final_logit_softcapping=0.1)
     transformers.Gemma2ForCausalLM(config).save_pretrained(tmp_path)
+    model = loading.load_actor(tmp_path, CPU)
+    assert model.config._attn_implementation == "eager"  # SDPA would leave out the scores' cap
+    monkeypatch.setattr(loading.Head, "of", lambda model: Head(model.lm_head.weight))
     with pytest.raises(ValueError, match="transformed after the output embedding"):
         loading.load_actor(tmp_path, CPU)

@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,22 @@ def test_rows_of_a_group_read_their_shared_prompt_again(model, gpus, layers):
     more = layers * 6_000 * 2 * (896 + 128) * 4
     threads = 1 if gpus else 2
     assert plan(4).parts["activations"] - plan(1).parts["activations"] == threads * more
+
+
+def test_soft_capped_scores_are_kept_for_all_pairs_of_tokens():
+    """Counted with saved_tensors_hooks: 8 bytes a pair, head and layer more (Gemma 2)."""
+
+    def activations(shape: ModelShape) -> int:
+        sections = {
+            "data": {"max_prompt_length": 200, "max_response_length": 50},
+            "actor": {"micro_batch_tokens": 1_000},
+            "resources": {"learner_threads": 1},
+        }
+        phases = memory_plan(shape, RunConfig.model_validate(sections))
+        return next(x.parts["activations"] for x in phases if x.phase == "update_actor")
+
+    more = activations(replace(QWEN, caps_scores=True)) - activations(QWEN)
+    assert more == (QWEN.num_layers + 1) * 4 * 250**2 * 8 * QWEN.num_heads  # 4 rows; 1 layer anew
 
 
 MEASURE = """
