@@ -13,7 +13,7 @@ from tests.support.walk import Walk
 MOST = {
     # what is counted: (at most, aim)
     "statements of the product": (26_320, 18_000),
-    "lines of tests": (47_084, 36_000),
+    "lines of tests": (47_085, 36_000),
     "lines of a file": (400, 400),
     "lines of a function": (73, 90),
     "functions of more than 6 parameters": (8, 8),
