@@ -396,6 +396,7 @@ def outcomes_of(row: str) -> dict[str, str]:
     return {
         name: f"{cell}: {reasons[name]}" if name in reasons else cell
         for name, cell in zip(COLUMNS, cells, strict=True)
+        if cell
     }
 
 
