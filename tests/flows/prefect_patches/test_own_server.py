@@ -52,10 +52,13 @@ for use in (nothing, now, *(lambda f=f: anyio.run(f) for f in (ask, send, listen
 """
 HYDRATE = """
 import anyio
+import prefect.states
 from prefect.client.schemas.objects import State
 from prefect.results import ResultStore, aget_default_result_storage, get_default_result_storage
 from tests.support import fake_prefect as fake
 from flows import countdown_train
+
+prefect.states.RESULT_READ_RETRY_DELAY = 0  # it tries ten times
 
 def states():
     for kind in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"):
