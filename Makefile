@@ -94,9 +94,8 @@ chaos: $(STAMP) ## only the fault matrix: what was killed, filled, cut or corrup
 lint: $(STAMP) ## ruff, mypy, import directions, SQL style, the files of deployments/
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/sqlfluff lint sql
+	$(BIN)/sqlfluff lint sql & sql=$$!; $(BIN)/mypy; wait $$sql
 	$(BIN)/shellcheck .ci/run deployments/slurm.sh
 	$(BIN)/hadolint deployments/Dockerfile
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec deployments/compose*.yaml
