@@ -50,22 +50,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.line(line)
 
 
-LONGEST = (
-    *("test_ui_buttons", "test_nights", "test_supervisor", "test_flips", "test_ranks", "test_run"),
-    *("test_serve", "test_trainer", "test_faults", "test_server", "test_machines", "test_go_on"),
-    *("test_own_server", "test_storage", "test_readme", "test_cluster", "test_hostile_answers"),
-    *("test_gpu_check", "test_flow_run_page", "test_memory_plan", "test_two_workers"),
-    *("test_kept", "test_own_algorithms", "test_third_env", "test_evaluate_checkpoint"),
-)
+LONGEST = """
+ui_buttons nights supervisor flips ranks run serve trainer faults server machines go_on storage
+readme cluster hostile_answers gpu_check flow_run_page memory_plan two_workers third_env
+"""
 """Files of the slow tier that take minutes, longest first."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the files that take minutes first: the last to begin would run alone.
-
-    Those that are not named: files near the root take longer.
-    """
-    places = {name: place for place, name in enumerate(LONGEST)}
+    """Puts the longest files first, then those near the root: the last to begin would run alone."""
+    places = {f"test_{name}": place for place, name in enumerate(LONGEST.split())}
     items.sort(key=lambda item: (places.get(item.path.stem, len(places)), len(item.path.parts)))
 
 

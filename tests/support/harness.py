@@ -29,8 +29,7 @@ WORKER = ("worker", "start", "--pool", "countdown", "--type", "process", "--limi
 LIMIT_S = 600
 _STOP_TIMEOUT_S = 30
 _ATTEMPTS = 8
-_NO_TLS = False
-"""Our servers speak plain HTTP: reading the certificates would cost 20 ms of CPU a question."""
+_NO_TLS = False  # reading the certificates would cost 20 ms of CPU a question
 
 
 class Prefect:

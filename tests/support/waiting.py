@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 
 LIMIT_S = 600.0
-_SLOWEST_POLL_S = 0.25
 
 
 def wait_for(
@@ -26,6 +25,6 @@ def wait_for(
     while not condition():
         assert process is None or process.poll() is None, (process.communicate(), seen())
         assert waited_s < limit_s, seen()
-        time.sleep(max(poll_s, min(waited_s / 50, _SLOWEST_POLL_S)))
+        time.sleep(max(poll_s, min(waited_s / 50, 0.25)))
         waited_s = time.monotonic() - start
     return time.monotonic() - start
