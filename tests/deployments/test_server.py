@@ -43,6 +43,7 @@ def test_nobody_makes_a_deployment_without_the_login(prefect):
         read = answer(prefect, f"/deployments/{deployment['id']}", "GET", auth=auth)
         assert read.status_code == 401
     assert len(prefect.post("/deployments/filter", {})) == 4
+    assert answer(prefect, "/health", "GET").json() is True  # a probe needs no login
 
 
 def test_a_page_that_makes_the_browser_send_the_login_along_changes_nothing(prefect):
@@ -59,10 +60,6 @@ def test_a_page_that_makes_the_browser_send_the_login_along_changes_nothing(pref
     token = answer(prefect, "/csrf-token", "GET", **given)
     for said in (asked, token):
         assert "access-control-allow-origin" not in said.headers  # no page may read it
-
-
-def test_a_probe_needs_no_login(prefect):
-    assert answer(prefect, "/health", "GET").json() is True
 
 
 def test_the_page_asks_once(prefect):
@@ -103,12 +100,17 @@ def test_the_nightly_schedule_makes_runs_within_a_minute(prefect):
     assert all(run["auto_scheduled"] for run in runs)
 
 
-def test_the_bare_name_makes_a_run_of_the_default_preset(prefect):
-    said = prefect.command("deployment", "run", "countdown-train")
-    assert "for deployment 'countdown-train/countdown-train'" in said
+@pytest.mark.parametrize("overrides", [[], ["seed=1", "actor.lr=1e-4"]])
+def test_the_bare_name_makes_a_run_of_the_default_preset_and_the_full_one_takes_overrides(
+    prefect, overrides
+):
+    name = "countdown-train/countdown-train"
+    words = (name, "--param", f"overrides={json.dumps(overrides)}")
+    said = prefect.command("deployment", "run", *(words if overrides else ("countdown-train",)))
+    assert f"for deployment '{name}'" in said
     (run,) = prefect.flow_runs("countdown-train")
     assert run["state_type"] == "SCHEDULED"
-    assert run["parameters"] == {"preset": "quickstart", "overrides": []}
+    assert run["parameters"] == {"preset": "quickstart", "overrides": overrides}
     prefect.delete(run)
 
 
@@ -123,15 +125,6 @@ def test_outside_of_the_repository_the_profile_teaches_bare_names(prefect, tmp_p
     prefect.command("config", "unset", "PREFECT_PLUGINS_ENABLED", "--yes", cwd=tmp_path)
     assert "Deployment 'countdown' not found!" in str(unknown.value)
     assert "Traceback" not in str(unknown.value)
-
-
-def test_the_full_name_takes_overrides(prefect):
-    overrides = ["seed=1", "actor.lr=1e-4"]
-    name = "countdown-train/countdown-train"
-    prefect.command("deployment", "run", name, "--param", f"overrides={json.dumps(overrides)}")
-    (run,) = prefect.flow_runs("countdown-train")
-    prefect.delete(run)
-    assert run["parameters"] == {"preset": "quickstart", "overrides": overrides}
 
 
 def test_the_file_switches_its_nights_off_and_on_and_a_person_stays_master(prefect):

@@ -5,13 +5,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rl_core.batch import (
-    TrainBatch,
-    balanced_rows,
-    collate,
-    micro_batches,
-    mini_batches,
-)
+from rl_core.batch import TrainBatch, balanced_rows, collate, micro_batches, mini_batches
 from rl_core.types import Rollout
 
 

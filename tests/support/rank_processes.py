@@ -26,7 +26,9 @@ def on_ranks(size: int, function: Callable[..., Any], *args: Any, **named: Any) 
 
     It must stand at a module's top level. A process that raises fails the test with its traceback.
     """
-    context = multiprocessing.get_context("spawn")
+    # Copies of one process that has imported torch, has done nothing with it and has no threads.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.support.rank_work"])
     with TemporaryDirectory() as name:
         folder, work = Path(name), partial(function, **named)
         processes = [

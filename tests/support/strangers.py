@@ -82,16 +82,8 @@ def fake_prefect_as(user: int, port: int = 0) -> Iterator[FakePrefect]:
         for path in (folder, *folder.iterdir()):
             os.chown(path, user, user)
         folder.chmod(0o755)
-        words = [
-            sys.executable,
-            "-I",
-            fake_prefect.__file__,
-            str(port),
-            fake.notes,
-            name,
-            str(user),
-        ]
-        with subprocess.Popen(words) as process:
+        who = ("-I", fake_prefect.__file__, str(port), fake.notes, name, str(user))
+        with subprocess.Popen((sys.executable, *who)) as process:
             try:
                 wait_for(fake.notes.exists, process=process)
                 yield fake

@@ -13,13 +13,7 @@ from rl_core.config.operations import BudgetConfig, StorageConfig
 from rl_core.config.run import DataConfig, ModelConfig, RunConfig
 from rl_core.envs.countdown import Countdown
 from tasks import base_model as module
-from tasks.base_model import (
-    base_model,
-    base_model_task,
-    cached_base_model,
-    keep_curve,
-    made_folder,
-)
+from tasks.base_model import base_model, base_model_task, cached_base_model, keep_curve, made_folder
 from tasks.generate import generate_dataset
 from tasks.made_folders import home_made_folder, is_complete
 

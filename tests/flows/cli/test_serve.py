@@ -40,7 +40,8 @@ class Served(Prefect):
     """A place for `serve`: a port and a PREFECT_HOME of its own, and a folder of runs."""
 
     def __init__(self, folder: Path, tiny_overrides: list[str]) -> None:
-        super().__init__(folder, {"PREFECT_WORKER_QUERY_SECONDS": "2", "TMPDIR": str(folder)})
+        often = {"PREFECT_WORKER_QUERY_SECONDS": "2", "PREFECT_WORKER_HEARTBEAT_SECONDS": "5"}
+        super().__init__(folder, {**often, "TMPDIR": str(folder)})
         del self.environment["PREFECT_API_URL"]
         self.environment["PREFECT_SERVER_API_PORT"] = str(self.port)
         (folder / "prefect").mkdir()

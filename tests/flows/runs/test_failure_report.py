@@ -47,10 +47,7 @@ def saved_run(root: Path, *, checkpoint: int | None = 400) -> RunFolder:
         (ValueError("actor.lr=-1"), "set right what the message names; {same} {outcome}"),
         (KeyboardInterrupt(), "the same command, or run_id=r, {outcome}"),
         (TerminationSignal(15), "the same command, or run_id=r, {outcome}"),
-        (
-            RuntimeError("what?"),
-            "the end of {run}/log.txt has the error in full; {same} {outcome}",
-        ),
+        (RuntimeError("what?"), "the end of {run}/log.txt has the error in full; {same} {outcome}"),
     ],
 )
 def test_each_kind_of_error_has_its_advice(tmp_path, error, advice):

@@ -50,6 +50,7 @@ def test_a_preset_holds_differences_only_and_says_for_what_hardware(preset):
             assert defaults[section][key] != value, f"{section}.{key}={value} is the default"
 
 
+@pytest.mark.slow  # the first to need the model unpacks it
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_preset_of_a_laptop_is_planned_for_8_gb(smollm2, dtype):
     """Measured: three seeds within 8,000,000,000 bytes (benchmarks/README.md)."""

@@ -3,12 +3,7 @@ import socket
 
 import pytest
 
-from rl_core.system.peers import (
-    is_anothers,
-    listening_ports,
-    refuse_stranger,
-    refuse_strangers_at,
-)
+from rl_core.system.peers import is_anothers, listening_ports, refuse_stranger, refuse_strangers_at
 from tests.support.strangers import NOBODY, listening_as, only_root
 
 EVERYWHERE = [("127.0.0.1", "127.0.0.1"), ("::1", "::1"), ("0.0.0.0", "127.0.0.1"), ("::", "::1")]
