@@ -95,7 +95,7 @@ lint: $(STAMP) ## ruff, mypy, import directions, SQL style, the files of deploym
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/lint-imports
-	$(BIN)/sqlfluff lint sql & sql=$$!; $(BIN)/mypy; wait $$sql
+	$(BIN)/sqlfluff lint sql & sql=$$!; $(BIN)/mypy && wait $$sql
 	$(BIN)/shellcheck .ci/run deployments/slurm.sh
 	$(BIN)/hadolint deployments/Dockerfile
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec deployments/compose*.yaml
