@@ -45,7 +45,7 @@ ROOMS = {
     "tasks": (1_816, 104),
     "tasks/audit": (589, 26),
     "tasks/importers": (1_217, 35),
-    "tasks/prefect_ui": (480, 39),
+    "tasks/prefect_ui": (480, 40),
     "tasks/preflight_checks": (802, 40),
     "tasks/queries": (599, 39),
     "tasks/report_page": (541, 42),

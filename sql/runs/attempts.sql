@@ -28,7 +28,7 @@ select
         ),
         ''
     ) as changed_by_retry,
-    nullif(attempt ->> 'asked', '') as changed_by_you,
+    nullif(coalesce(attempt ->> 'overrides', attempt ->> 'asked'), '') as changed_by_you,
     if(number = attempts, next_step, null) as next_step
 from starts
 order by run_id asc, number asc

@@ -44,7 +44,7 @@ COLOURS: Final = (
 """Colours of the series that have none of their own, in this order."""
 MOST_POINTS: Final = 160  # of a series: a longer one is drawn as means over several steps each
 WIDTH: Final = 440  # of a drawing, in units of its view box: pixels in the Prefect UI
-_HEIGHT: Final = 270
+HEIGHT: Final = 270
 _LEFT: Final = 58  # of the plot in it; its top leaves room for the legend
 _RIGHT: Final = 432
 BOTTOM: Final = 228
@@ -83,7 +83,7 @@ def draw(
     y_top: float | None = None,
     x_ticks: Mapping[float, str] | None = None,
 ) -> str | None:
-    """Returns the content of an `<svg>` of `WIDTH` by `_HEIGHT`; None if there is no point."""
+    """Returns the content of an `<svg>` of `WIDTH` by `HEIGHT`; None if there is no point."""
     drawn = [thinned(one) for one in series if one.points]
     if not drawn:
         return None
@@ -114,7 +114,7 @@ def _macros() -> Any:
     environment.filters["css"] = lambda colour: f"var(--{colour.replace('_', '-')})"
     environment.globals |= {
         "width": WIDTH,
-        "height": _HEIGHT,
+        "height": HEIGHT,
         "letter": _LETTER,
         "left": _LEFT,
         "right": _RIGHT,

@@ -142,6 +142,7 @@ def plant_everywhere(root: Path) -> int:
     content["files"].append({"path": MARKUP.replace("/", ""), "bytes": 1, "crc32": MARKUP})
     manifest.write_text(json.dumps(content))
     reign = dict.fromkeys(PromotedContender.model_fields, MARKUP)
+    reign |= {"run_id": "stored", "checkpoint": "runs/stored/checkpoints/step_000004"}
     reign |= {"step": 4, "accuracy": 0.5, "num_problems": 9, "evaluation": {MARKUP: MARKUP}}
     champion = Champion.model_validate({"env": MARKUP, "problems": MARKUP, "current": reign})
     (root / "champions").mkdir()

@@ -47,7 +47,6 @@ def test_the_page_has_one_row_for_each_class_that_transformers_has():
     [
         ("inkling_text", "logits_mup_width_multiplier=24.0: its logits are transformed"),
         ("llama4_text", "no trunk with a plain output embedding"),
-        ("blt", "no trunk with a plain output embedding"),
         ("gpt_oss", "'gpt_oss' has attention of its own"),
         ("phi", "PhiForCausalLM is no trunk with a plain output embedding"),
         ("blenderbot", "no decoder-only causal LM"),
