@@ -12,14 +12,14 @@ from tests.support.walk import Walk
 
 MOST = {
     # what is counted: (at most, aim)
-    "statements of the product": (25_811, 18_000),
+    "statements of the product": (25_839, 18_000),
     "lines of tests": (47_200, 36_000),
     "lines of a file": (400, 400),
-    "lines of a function": (73, 90),
+    "lines of a function": (72, 90),
     "functions of more than 6 parameters": (8, 8),
-    "assignments of unrelated things": (24, 0),
+    "assignments of unrelated things": (2, 0),
     "starred literals": (0, 0),
-    "empty names": (14, 0),
+    "empty names": (0, 0),
     "stays of a step's rollouts": (24, 24),
 }
 ROOMS = {
@@ -31,11 +31,11 @@ ROOMS = {
     "rl_core/data": (1_326, 88),
     "rl_core/envs": (1_857, 141),
     "rl_core/evaluation": (349, 38),
-    "rl_core/learner": (1_119, 46),
-    "rl_core/models": (972, 66),
+    "rl_core/learner": (1_120, 46),
+    "rl_core/models": (973, 66),
     "rl_core/resources": (1_008, 102),
     "rl_core/rewards": (674, 30),
-    "rl_core/rollout": (875, 34),
+    "rl_core/rollout": (901, 34),
     "rl_core/runs": (742, 61),
     "rl_core/sft": (534, 26),
     "rl_core/storage": (624, 34),

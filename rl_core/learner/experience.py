@@ -202,7 +202,8 @@ def assemble(
     mask = batch.sampled_mask
     token_rewards = adv.end_rewards(batch.rewards, mask)
     outcomes = batch.outcomes
-    lengths, longest = batch.response_lengths, config.data.max_response_length
+    lengths = batch.response_lengths
+    longest = config.data.max_response_length
     penalties = torch.zeros_like(outcomes)
     if num_tokens := algorithm.overlong_tokens:
         penalties += adv.overlong_penalties(lengths, num_tokens=num_tokens, max_length=longest)

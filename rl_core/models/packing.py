@@ -174,7 +174,8 @@ def attention(
         # In float32 no fused kernel of CUDA takes fewer heads of keys than of queries: torch would
         # fall back to the plain product, [heads, L, L] in memory.
         num_groups = query.shape[1] // key.shape[1]
-        key, value = repeat_kv(key, num_groups), repeat_kv(value, num_groups)
+        key = repeat_kv(key, num_groups)
+        value = repeat_kv(value, num_groups)
     if device == "cpu" and torch.is_autocast_enabled(device):
         # On a CPU its backward pass in bfloat16 takes 3.6 times as long as in float32.
         query, key, value = query.float(), key.float(), value.float()

@@ -43,7 +43,9 @@ class AdaptiveEngine:
             self._resize(phase)
         left = dict(enumerate(requests))
         while left:
-            positions, said, size = list(left), "", min(self._size, len(left))
+            positions = list(left)
+            size = min(self._size, len(left))
+            message = ""
             try:
                 for i, completion in self.engine.generate(list(left.values()), sampling):
                     del left[positions[i]]
@@ -51,10 +53,10 @@ class AdaptiveEngine:
             except (RuntimeError, ValueError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                said = allocation_in_words(error)
+                message = allocation_in_words(error)
             # The error is gone by now, and with it the frames that held the tensors.
-            if said:
-                self._shrink(phase, size, said)
+            if message:
+                self._shrink(phase, size, message)
 
     def end_step(self) -> dict[str, float]:
         """Returns metrics of what was generated since the last call.
@@ -74,15 +76,15 @@ class AdaptiveEngine:
         self._failures = {}
         return metrics
 
-    def _shrink(self, phase: str, failed: int, said: str) -> None:
+    def _shrink(self, phase: str, failed: int, message: str) -> None:
         if failed == 1:
-            alone = f"{said.rstrip('.')}. A single response was under way"
+            alone = f"{message.rstrip('.')}. A single response was under way"
             raise nothing_smaller(self._config, phase, alone)
         self._failures.setdefault(phase, []).append(failed)  # a step may have ended meanwhile
         self._budgets.shrink(_BUDGET, failed)
         now = self._budgets[_BUDGET]
         _logger.warning(
-            "out of memory in %s: %d -> %d responses at a time: %s", phase, failed, now, said
+            "out of memory in %s: %d -> %d responses at a time: %s", phase, failed, now, message
         )
         self._resize(phase)
 

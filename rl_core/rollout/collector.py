@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -89,7 +89,8 @@ class Collector:
         sampling = SamplingSettings(
             self.config.data.max_response_length, self.config.rollout.temperature
         )
-        num_tokens, seconds = 0, 0.0
+        num_tokens = 0
+        seconds = 0.0
         num_correct: dict[int, int] = {}
 
         def ask(positions: Sequence[int]) -> list[Rollout]:
@@ -109,11 +110,7 @@ class Collector:
             num_tokens += sum(answer.completion.num_sampled for answer in answers)
             with clock("reward"):
                 fresh = to_rollouts(drawn_problems, answers, self.config.env, group_size=group_size)
-            for group, i in enumerate(positions):
-                members = fresh[group * group_size : (group + 1) * group_size]
-                verdicts = Counter(rollout.scored.verdict for rollout in members)
-                if REWARD_ERROR not in verdicts:  # else nobody knows how many were right
-                    num_correct[i] = verdicts["correct"]
+            num_correct.update(_num_correct(positions, fresh, group_size))
             return fresh
 
         rollouts = ask(chosen)
@@ -122,11 +119,13 @@ class Collector:
             completions = [rollout.completion for rollout in rollouts]
             metrics |= turn_metrics(completions, has_tools=self.turns.toolbox is not None)
         if rounds := self.config.algorithm.resample_rounds:
-            taken, replaced = set(chosen), 0
+            taken = set(chosen)
+            replaced = 0
             others = [i for i in spares(step) if i not in taken]
             for _ in range(rounds):
                 flat = [g for g in range(len(chosen)) if not _teaches(rollouts, g, self.config)]
-                drawn, others = others[: len(flat)], others[len(flat) :]
+                drawn = others[: len(flat)]
+                others = others[len(flat) :]
                 if not drawn:
                     break
                 fresh = ask(drawn)
@@ -140,6 +139,17 @@ class Collector:
             metrics["group/replaced_frac"] = replaced / len(chosen)
         metrics["rollout/tokens_per_s"] = num_tokens / seconds
         return Collected(rollouts, metrics, num_correct)
+
+
+def _num_correct(
+    positions: Sequence[int], rollouts: Sequence[Rollout], group_size: int
+) -> Iterator[tuple[int, int]]:
+    """Yields a problem's position and how many of its responses are right, if all were scored."""
+    for group, position in enumerate(positions):
+        members = rollouts[group * group_size : (group + 1) * group_size]
+        verdicts = Counter(rollout.scored.verdict for rollout in members)
+        if REWARD_ERROR not in verdicts:  # else nobody knows how many were right
+            yield position, verdicts["correct"]
 
 
 def _teaches(rollouts: Sequence[Rollout], group: int, config: RunConfig) -> bool:
@@ -192,7 +202,9 @@ def to_rollouts(
     rollouts = []
     for i, answer in enumerate(answers):
         group_id, sample_index = divmod(i, group_size)
-        item, scored, completion = problems[group_id], answer.scored.result(), answer.completion
+        item = problems[group_id]
+        scored = answer.scored.result()
+        completion = answer.completion
         if completion.turns:
             turns = within_bounds(completion.turns, scored.score, full_score=env.full_score)
             completion = replace(completion, turns=turns)

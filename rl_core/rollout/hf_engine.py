@@ -124,12 +124,12 @@ class HfEngine(RolloutEngine):
 
     def update_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Replaces all weights in place; see `RolloutEngine.update_weights`."""
-        own = self._model.state_dict()
+        state = self._model.state_dict()
         for name, tensor in complete_weights(weights, self._shapes).items():
-            memory = own[name].untyped_storage()
+            memory = state[name].untyped_storage()
             if not memory.nbytes():
-                memory.resize_(own[name].nbytes)
-            own[name].copy_(tensor)
+                memory.resize_(state[name].nbytes)
+            state[name].copy_(tensor)
         self._has_weights = True
         self.digest = self._digest()
 
@@ -195,16 +195,19 @@ class HfEngine(RolloutEngine):
         context, logits = self._read_prompts(requests)
         rows = torch.arange(len(requests), device=self._device)
         tokens = torch.zeros_like(draws, dtype=torch.int64)
-        logprobs, lengths = torch.zeros_like(draws), torch.zeros_like(rows)
+        logprobs = torch.zeros_like(draws)
+        lengths = torch.zeros_like(rows)
         ended = torch.zeros_like(rows, dtype=torch.bool)
         most = [r.max_tokens or sampling.max_tokens for r in requests]
         limits = torch.tensor(most, device=self._device)
         num_steps = min(max(most), sampling.max_tokens)
         has_limits = min(most) < num_steps
-        cut, stops = torch.zeros_like(ended), self._stops_at(sampling.stop)
+        cut = torch.zeros_like(ended)
+        stops = self._stops_at(sampling.stop)
         for step in range(num_steps):
             token, logprob = _sample(logits, sampling, draws[rows, step])
-            tokens[rows, step], logprobs[rows, step] = token, logprob
+            tokens[rows, step] = token
+            logprobs[rows, step] = logprob
             # Ended rows stay until half have ended: what they still sample is ignored.
             lengths[rows] += ~ended[rows]
             ended[rows] |= torch.isin(token, self._stop_ids)
@@ -232,7 +235,8 @@ class HfEngine(RolloutEngine):
                 return
             if leave:
                 kept = (~ended[rows]).nonzero().squeeze(-1)
-                rows, token = rows[kept], token[kept]
+                rows = rows[kept]
+                token = token[kept]
                 context.keep(kept)
             logits = self._next_logits(token, context)
 

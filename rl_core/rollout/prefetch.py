@@ -43,7 +43,8 @@ class RolloutsAhead:
 
     def take(self, step: int, clock: Clock) -> Collected:
         """Returns a step's rollouts; if collected ahead, `gen` is the time of waiting for them."""
-        ahead, self._ahead = self._ahead, None
+        ahead = self._ahead
+        self._ahead = None
         if ahead is None:
             return self._collect_step(step, clock)
         with clock("gen"):

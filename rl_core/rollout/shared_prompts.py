@@ -46,7 +46,7 @@ class SharedPrompts:
         for row, prompt in enumerate(prompt_of_row):
             members[prompt].append(row)
         most = max(len(rows) for rows in members)
-        rows = [row for own in members for row in own + own[:1] * (most - len(own))]
+        rows = [row for alike in members for row in alike + alike[:1] * (most - len(alike))]
         places = {row: place for place, row in reversed(list(enumerate(rows)))}
         in_order = [places[row] for row in range(len(prompt_of_row))]
         device = is_padding.device
@@ -61,14 +61,14 @@ class SharedPrompts:
 
     def keep(self, rows: Sequence[int]) -> Self:
         """Returns only what these responses need."""
-        wanted = [self.prompt_of_row[row] for row in rows]
-        left = sorted(set(wanted))
+        prompts = [self.prompt_of_row[row] for row in rows]
+        left = sorted(set(prompts))
         index = torch.tensor(left, device=self.is_padding.device)
         return self.of(
             [keys[index] for keys in self.keys],
             [values[index] for values in self.values],
             self.is_padding[index],
-            [left.index(prompt) for prompt in wanted],
+            [left.index(prompt) for prompt in prompts],
         )
 
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -76,7 +76,8 @@ class SharedPrompts:
 
         The query is scaled, [b, K, r, D]; keys and values are of generated tokens, [b, K, t, D].
         """
-        prompt_keys, prompt_values = self.keys[layer], self.values[layer]
+        prompt_keys = self.keys[layer]
+        prompt_values = self.values[layer]
         to_prompt = self._by_prompt(query) @ prompt_keys.transpose(-1, -2)
         to_prompt = to_prompt.masked_fill(self.is_padding, -torch.inf)
         scores = [self._by_row(to_prompt, query.shape[2]), query @ keys.transpose(-1, -2)]
@@ -87,7 +88,8 @@ class SharedPrompts:
 
     def _by_prompt(self, x: Tensor) -> Tensor:
         """Returns [b, K, r, X] as [G, K, n * r, X]."""
-        num_prompts, (_, heads, queries, width) = len(self.is_padding), x.shape
+        num_prompts = len(self.is_padding)
+        _, heads, queries, width = x.shape
         grouped = x[self.rows].view(num_prompts, -1, heads, queries, width)
         return grouped.transpose(1, 2).reshape(num_prompts, heads, -1, width)
 
@@ -119,8 +121,10 @@ class RoomyLayer(DynamicLayer):  # type: ignore[misc]  # transformers is untyped
                 _larger(self.values, value_states, end + _ROOM_TOKENS),
             )
         keys, values = self._room
-        keys[:, :, start:end], values[:, :, start:end] = key_states, value_states
-        self.keys, self.values = keys[:, :, :end], values[:, :, :end]
+        keys[:, :, start:end] = key_states
+        values[:, :, start:end] = value_states
+        self.keys = keys[:, :, :end]
+        self.values = values[:, :, :end]
         return self.keys, self.values
 
     def reorder_cache(self, beam_idx: Tensor) -> None:

@@ -38,7 +38,9 @@ def within_bounds(turns: Sequence[Turn], score: float, *, full_score: float) -> 
     more than a correct answer, or less than nothing. A score beyond a bound, which a user's
     function may give, takes that bound's place.
     """
-    low, high, reward = min(score, 0.0), max(score, full_score), score
+    low = min(score, 0.0)
+    high = max(score, full_score)
+    reward = score
     bounded = []
     for turn in turns:
         total = reward + turn.reward
@@ -71,7 +73,7 @@ class _Dialogue:
     request: GenerationRequest
     completions: list[Completion] = field(default_factory=list)
     """One per turn of the model."""
-    said: list[tuple[int, ...]] = field(default_factory=list)
+    replies: list[tuple[int, ...]] = field(default_factory=list)
     """The env's tokens after each of the model's turns but the last."""
     turns: list[Turn] = field(default_factory=list)
 
@@ -80,7 +82,7 @@ class _Dialogue:
         pieces: list[int] = []
         for i, completion in enumerate(self.completions):
             pieces += completion.response_ids.tolist()
-            pieces += self.said[i] if i < len(self.said) else ()
+            pieces += self.replies[i] if i < len(self.replies) else ()
         return pieces
 
     def next_request(self, max_tokens: int) -> GenerationRequest:
@@ -95,10 +97,10 @@ class _Dialogue:
     def whole(self, finish_reason: FinishReason) -> Completion:
         """Returns all turns as one completion; if the env took no part, the engine's own."""
         last = replace(self.completions[-1], finish_reason=finish_reason)
-        if not self.said and not self.turns[-1].reward and not self.turns[-1].calls:
+        if not self.replies and not self.turns[-1].reward and not self.turns[-1].calls:
             return last
         logprobs: list[np.ndarray] = []
-        for completion, token_ids in zip(self.completions, [*self.said, ()], strict=True):
+        for completion, token_ids in zip(self.completions, [*self.replies, ()], strict=True):
             logprobs += [completion.logprobs, np.zeros(len(token_ids), dtype=np.float32)]
         return Completion(
             response_ids=np.array(self.ids, dtype=np.int64),
@@ -149,10 +151,12 @@ class TurnTaking:
             return
         sampling = replace(sampling, stop=self.env.stop)
         dialogues = [_Dialogue(request) for request in requests]
-        asked, positions = list(requests), list(range(len(requests)))
-        while asked:
+        open_requests = list(requests)
+        positions = list(range(len(requests)))
+        while open_requests:
             goes_on = []
-            ended = ((positions[i], completion) for i, completion in stream(asked, sampling))
+            completions = stream(open_requests, sampling)
+            ended = ((positions[i], completion) for i, completion in completions)
             for position, reply in self._replies(ended, dialogues, problems):
                 dialogue = dialogues[position]
                 reason = self._take(dialogue, reply, sampling.max_tokens)
@@ -161,7 +165,7 @@ class TurnTaking:
                 else:
                     yield position, dialogue.whole(reason)
             positions = sorted(goes_on)  # whichever ended first: groups stay together
-            asked = [dialogues[i].next_request(sampling.max_tokens) for i in positions]
+            open_requests = [dialogues[i].next_request(sampling.max_tokens) for i in positions]
 
     def _replies(
         self,
@@ -196,18 +200,18 @@ class TurnTaking:
             yield position, EnvTurn(self.form.reply([call.reply for call in calls]))
 
     def _take(
-        self, dialogue: _Dialogue, said: EnvTurn | None, max_tokens: int
+        self, dialogue: _Dialogue, reply: EnvTurn | None, max_tokens: int
     ) -> FinishReason | None:
         """Adds the env's reply to a turn; returns why the response ended, None if it continues."""
-        if said is None:
+        if reply is None:
             return dialogue.completions[-1].finish_reason
         ids = dialogue.ids
-        dialogue.turns[-1] = replace(dialogue.turns[-1], reward=said.reward)
-        token_ids = tuple(self.encode(said.text))
+        dialogue.turns[-1] = replace(dialogue.turns[-1], reward=reply.reward)
+        token_ids = tuple(self.encode(reply.text))
         if len(dialogue.completions) == self.env.max_turns:
             return "turns"
         if len(ids) + len(token_ids) >= max_tokens:  # no room for anything to follow
             return "length"
-        dialogue.said.append(token_ids)
-        dialogue.turns.append(Turn(False, len(token_ids), said.text))
+        dialogue.replies.append(token_ids)
+        dialogue.turns.append(Turn(False, len(token_ids), reply.text))
         return None

@@ -92,8 +92,10 @@ class VllmEngine(RolloutEngine):
         self.digest = weight_digest(((n, x) for n, x in read if n in self._shapes), self._dtype)
         self._stop_token_ids = stop_token_ids(model_path)
         _inspect_in_process(model_path)
-        rollout, self._on_gpu = config.rollout, config.resources.rollout_gpus > 0
-        self.sleeps, self._is_asleep = rollout.sleep and self._on_gpu, False
+        rollout = config.rollout
+        self._on_gpu = config.resources.rollout_gpus > 0
+        self.sleeps = rollout.sleep and self._on_gpu
+        self._is_asleep = False
         self._weights: Mapping[str, torch.Tensor] | None = None
         self._options: dict[str, Any] = {
             "model": str(model_path),
@@ -188,19 +190,19 @@ class VllmEngine(RolloutEngine):
         responses then wait for each other.
         """
         self.close()
-        said = ""
+        message = ""
         for share in _MEMORY_SHARES:
             try:
                 self.llm = self._build(max_num_seqs, share=share)
                 break
             except (RuntimeError, ValueError, MemoryError) as error:
                 # A later error, such as a cache too small for one response, has the same cause.
-                if not said and not is_out_of_memory(error):
+                if not message and not is_out_of_memory(error):
                     raise
-                said = said or allocation_in_words(error)
+                message = message or allocation_in_words(error)
             gc.collect()
         else:
-            raise MemoryError(said)
+            raise MemoryError(message)
         if self._weights is not None:
             self.update_weights(self._weights)
 
@@ -221,8 +223,8 @@ class VllmEngine(RolloutEngine):
                 options = self._options | memory | {"max_num_seqs": max_num_seqs}
                 return _undisturbed(lambda: LLM(**options))
             except ValidationError as error:  # cannot be sent between processes
-                said = str(error.errors()[0]["msg"]).removeprefix("Value error, ").splitlines()[0]
-                raise ValueError(f"vLLM refuses {self._options['model']}: {said}") from None
+                reason = str(error.errors()[0]["msg"]).removeprefix("Value error, ").splitlines()[0]
+                raise ValueError(f"vLLM refuses {self._options['model']}: {reason}") from None
 
     def _go_to_sleep(self) -> None:
         if self.sleeps and not self._is_asleep:
@@ -297,8 +299,10 @@ def _torch_untouched() -> Iterator[None]:
     It reseeds Python's, numpy's and torch's global generators, and on the CPU replaces
     `torch.set_num_threads` by a function that only warns.
     """
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
+    set_num_threads = torch.set_num_threads
+    num_threads = torch.get_num_threads()
     try:
         with torch.random.fork_rng(range(torch.cuda.device_count())):
             yield

@@ -150,11 +150,11 @@ class Engines:
             self._catch_up(engine)
             engine.moved_at = time.monotonic()
             job.unanswered.update(dict.fromkeys(share, engine))
-            asked = [job.requests[position] for position in share]
-            for position, request in zip(share, asked, strict=True):
+            requests = [job.requests[position] for position in share]
+            for position, request in zip(share, requests, strict=True):
                 what = "request" if request.problem is None else f"problem {request.problem}"
                 self._waits.begin(job.phase, position, what, engine.name)
-            begun = begin(engine.actor, asked, job.sampling, job.phase)
+            begun = begin(engine.actor, requests, job.sampling, job.phase)
             job.calls.update(dict.fromkeys(begun, (engine, share)))
         return [engine.name for engine in engines]
 
