@@ -17,11 +17,10 @@ EXTRA := $(if $(GPU),gpu,cpu)
 STAMP := .venv/.built-$(EXTRA)
 # One build over the other leaves torch as it is (2.13.0+cpu is a 2.13.0) and mixes both vLLMs.
 CLEAR := $(if $(filter-out $(STAMP),$(wildcard .venv/.built-*)),--clear)
-# A file's tests stay together and in order: they share what is made for all of them. Slow tests wait
-# for processes a good deal, so there are three at a time, and tests/conftest.py puts the longest first
-# (xdist would have the files with the fewest tests last, which are the longest).
+# A file's tests stay together and in order: they share what is made for all of them. Two at a time,
+# as most of a slow test is waiting for processes to start; tests/conftest.py puts the longest files
+# first (xdist would have those with the fewest tests last, which are the longest).
 TWO_WORKERS := --numprocesses 2 --dist loadfile
-THREE_WORKERS := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 TORCH_FIND_LINKS ?= $(or $(PIP_FIND_LINKS),$(shell $(PYTHON) -m pip config get global.find-links 2>/dev/null))
 # PyTorch's index is asked for torch only: any other package could come from there, too.
 CPU_WHEELS := $(if $(TORCH_FIND_LINKS),--find-links $(TORCH_FIND_LINKS),--torch-backend cpu)
@@ -77,7 +76,7 @@ test: $(STAMP) ## the fast tests
 	$(BIN)/pytest $(TWO_WORKERS) -m "not slow"
 
 test-slow: $(STAMP) ## the tests that take over ten seconds each
-	$(BIN)/pytest $(THREE_WORKERS) -m "slow and not nights" --verbose --durations 60 $$(grep -rl 'mark\.slow' tests --include 'test_*.py')
+	$(BIN)/pytest $(TWO_WORKERS) --no-loadscope-reorder -m "slow and not nights" --verbose --durations 60 $$(grep -rl 'mark\.slow' tests --include 'test_*.py')
 
 test-nights: $(STAMP) ## nights that Prefect's own schedule starts every minute, 6 to 17 minutes
 	$(BIN)/pytest -m nights --verbose
