@@ -53,7 +53,7 @@ prepare_for_flow_runs()
 
 
 @task(name="report", task_run_name="write report.html")
-def _report_task(run: RunFolder) -> Path:
+def report_task(run: RunFolder) -> Path:
     """Writes the report that ends a run, see `tasks/report.py`."""
     return report_run(run)
 
@@ -118,7 +118,7 @@ def run_pipeline(config: RunConfig, **record: str | None) -> RunFolder:
             call(promote_task, config, run, data, model_path)
         run.update(status="finished", finished_at=utc_now())  # or its report says "running"
         with stage("report"):
-            call(_report_task, run)
+            call(report_task, run)
     return run
 
 

@@ -50,7 +50,7 @@ ROOMS = {
     "tasks/queries": (599, 39),
     "tasks/report_page": (541, 42),
     "tasks/supervision": (396, 12),
-    "flows": (456, 26),
+    "flows": (456, 27),
     "flows/cli": (2_023, 94),
     "flows/prefect_patches": (323, 18),
     "flows/runs": (473, 24),
