@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -175,8 +175,9 @@ def test_a_second_start_finds_all_as_it_was_and_server_and_worker_come_back(serv
         assert fake.requests == []
     assert flow_run.is_in("Running")
 
-    killed, before = datetime.now(UTC), len(served.place.steps())
+    before = len(served.place.steps())
     child(process, "worker").kill()
+    killed = datetime.now(UTC) + timedelta(seconds=5)  # its last heartbeat may still be on its way
     wait_for(lambda: len(served.place.steps()) > before, process=process)
     assert not served.is_ready(killed)  # a second run beside this one would share its memory
     for each in served.place.processes():
