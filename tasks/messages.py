@@ -20,7 +20,7 @@ from typing import Any, Final
 import httpx
 
 from rl_core.system.log_file import Log
-from tasks.prefect_ui.artifacts import beside
+from tasks.prefect_ui.artifacts import in_background
 
 WEBHOOK_S: Final = 10.0  # seconds, all in all, that a webhook may take to answer
 COMMAND_S: Final = 60.0
@@ -120,7 +120,7 @@ def _with_url(webhook: str, act: Callable[[str], str | None]) -> str | None:
         except ValueError as error:
             outcome.append(str(error))
 
-    beside(attempt, _THREAD).join(WEBHOOK_S)
+    in_background(attempt, _THREAD).join(WEBHOOK_S)
     return outcome[0] if outcome else f"no answer within {WEBHOOK_S:g} s"
 
 

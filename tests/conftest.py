@@ -1,8 +1,10 @@
 """Process environment of the test session, and a tiny model folder that any test may load."""
 
 import importlib.util
+import logging
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 
@@ -176,6 +178,10 @@ def cli(capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path) -> Callable[
     from flows.cli.main import run_command
 
     def run(*words: str, code: int = 0, root: Path | None = tmp_path) -> Printed:
+        for handler in logging.getLogger().handlers:
+            # Prefect's writes to the stderr of the test that first made it log.
+            if getattr(getattr(handler, "stream", None), "closed", False):
+                handler.console.file = sys.stderr  # type: ignore[attr-defined]
         try:
             ended = run_command([*words, f"storage.root={root}"] if root else words)
         except SystemExit as stopped:

@@ -151,7 +151,8 @@ def audit(words: Sequence[str]) -> None:
     rewards = named.pop("env.reward", "")
     if (env := named.pop("env", None)) is not None:
         check_choice("env", env)
-    for key in named:
+    if named:
+        key = next(iter(named))
         raise BadInputError(f"audit takes RUN, and env.reward= or env= if it is code, not {key}=")
     run = find_run(where)
     lines = audit_run(run, rewards.strip("[]").split(","))

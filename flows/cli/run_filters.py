@@ -67,11 +67,11 @@ def _check(key: str, value: str) -> None:
     if not value.strip():
         raise BadInputError(f"{key}= needs a value")
     if key == "status":
-        for status in set(value.split(",")) - set(_STATUSES):
-            raise BadInputError(
-                f"status={status} is no status{did_you_mean(status, _STATUSES)} "
-                f"(there are: {', '.join(_STATUSES)})"
-            )
+        for status in value.split(","):
+            if status not in _STATUSES:
+                hint = did_you_mean(status, _STATUSES)
+                there = ", ".join(_STATUSES)
+                raise BadInputError(f"status={status} is no status{hint} (there are: {there})")
     elif key == "since":
         _since(value)
     elif key not in OF_RUNS:

@@ -294,10 +294,11 @@ def _room(error: OutOfMemory, run: RunFolder, config: RunConfig | None) -> str:
     again = f"the same command with run_id={run.run_id}"  # since settings change
     if (flow_run := own_flow_run()) is not None and flow_run.deployment_id is not None:
         again = f"Retry would fail again: a Custom run with the overrides run_id={run.run_id}"
-    best, *others = (settings_that_help(config, run, error) if config else []) or [""]
-    if not best:
+    helpful = settings_that_help(config, run, error) if config else []
+    if not helpful:
         others = [*beyond_recovery(config or RunConfig(), error.phase), "more memory"]
         return f"take {' or '.join(others)}; {again}"
+    best, *others = helpful
     more = f" ({' or '.join(others)} would help as well)" if others else ""
     return f"{again} {best}{more}"
 
@@ -316,7 +317,9 @@ class _End(logging.Filter):
         error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
         if isinstance(error, _MISTAKES) and error is not self._logged:
             self._logged = error
-            vars(record).update(msg=one_line(error), args=(), exc_info=None)
+            record.msg = one_line(error)
+            record.args = ()
+            record.exc_info = None
             return True
         text = record.getMessage()
         return not (

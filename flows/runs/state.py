@@ -25,7 +25,7 @@ from prefect.exceptions import Abort, Pause, PrefectException, TerminationSignal
 from prefect.states import Cancelled, Crashed, Running
 
 from rl_core.runs.run_folder import RunFolder
-from tasks.prefect_ui.artifacts import beside
+from tasks.prefect_ui.artifacts import in_background
 
 _MAINTAIN: Final = "maintain_concurrency_lease"
 _LOOK_S: Final = 5.0
@@ -103,7 +103,7 @@ def is_cancelled() -> bool:
     """Returns whether Cancel in the UI, not another SIGTERM, is why this process ends."""
     flow_run = own_flow_run()
     if flow_run is not None and not _cancelled.is_set():  # no answer counts as no
-        beside(partial(_look_for_cancel, flow_run.id)).join(_ANSWER_S)
+        in_background(partial(_look_for_cancel, flow_run.id)).join(_ANSWER_S)
     return _cancelled.is_set()
 
 
@@ -134,7 +134,7 @@ class _Watch:
         self._cancels = False
 
     def __enter__(self) -> None:
-        beside(self._keep_looking)
+        in_background(self._keep_looking)
 
     def __exit__(self, *error: object) -> None:
         with self._acting:  # what it has begun, and nothing after that

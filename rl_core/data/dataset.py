@@ -270,7 +270,8 @@ def _tables(env: TextEnv, data: DataConfig) -> tuple[dict[str, pa.Table], dict[b
 
 def _source_files(env: TextEnv, *, from_hub: bool = True) -> dict[str, list[Path]]:
     """Returns the files of `env.source` by split; ValueError if it is no name of the hub."""
-    name = str(env.rows.source(env))
+    name = env.rows.source(env)
+    assert name is not None, f"env={env.name} reads no rows"
     if not is_hub_name(name):
         raise ValueError(
             f"env.source={name} is no data set of the hub (OWNER/NAME): name the files of a copy, "

@@ -1,7 +1,7 @@
 """Stage 2: a model's folder, its tokenizer, and messages -> prompt text and token ids."""
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -180,11 +180,14 @@ def text_codec(
     tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[Callable[[Sequence[int]], str], Callable[[str], list[int]]]:
     """Returns a decoder of responses, without special tokens, and an encoder of an env's text."""
-    methods: Any = tokenizer
-    return (
-        partial(methods.decode, skip_special_tokens=True),
-        partial(methods.encode, add_special_tokens=False),
-    )
+
+    def decode(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(ids, skip_special_tokens=True))
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False))
+
+    return decode, encode
 
 
 def count_tokens(

@@ -267,7 +267,7 @@ class Curriculum:
 
 def _read_state(file: Path, *, like: CurriculumState) -> CurriculumState:
     """Returns the state in a file, which must be of as many problems and classes."""
-    # `asked` until 2026-11-29: such a night can still be continued.
+    # Checkpoints of earlier versions say `asked`: such a night can still be continued.
     saved = {name.replace("asked", "responses"): x for name, x in load_file(file).items()}
     sizes = [
         f"{len(state['responses'])} problems of {len(state['class_responses'])} kinds"

@@ -68,7 +68,7 @@ _NO_ADAPTER_BESIDE_EXPERTS: Final = frozenset(
 
 
 def takes_adapter(name: str, *, has_experts: bool) -> bool:
-    """Returns whether a matrix gets an adapter: no router, and beside experts only attention's.
+    """Returns whether a matrix gets an adapter: no router does, nor the layers around experts.
 
     peft takes some names for the experts'.
     """

@@ -65,7 +65,8 @@ class RewardProcess(Child):
             result = reply.result(self._limit_s)
         except (OSError, EOFError, ValueError, LookupError) as error:
             self._end(error, self._limit_s)
-            raise (RewardFailed if self._lost == {number} else LostWithOthers)(self._why) from None
+            kind = RewardFailed if self._lost == {number} else LostWithOthers
+            raise kind(self._why) from None
         finally:
             self._pending.pop(number, None)
         if "error" in result:

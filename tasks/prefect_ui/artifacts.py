@@ -74,7 +74,7 @@ def _in_a_cell(value: Any) -> Any:
     )
 
 
-def beside(call: Callable[[], object], name: str | None = None) -> threading.Thread:
+def in_background(call: Callable[[], object], name: str | None = None) -> threading.Thread:
     """Returns a daemon thread that calls it, as a part of the same Prefect run."""
     run = contextvars.copy_context().run
     thread = threading.Thread(target=run, args=(call,), name=name, daemon=True)
@@ -120,7 +120,7 @@ class LiveArtifacts:
         self._changing = threading.Lock()
         self._closing = threading.Event()
         self._not_before: dict[str, float] = {}
-        self._thread = beside(self._update, "live artifacts")
+        self._thread = in_background(self._update, "live artifacts")
 
     def show(self, key: str, kind: _Kind, make: Callable[[], Any], description: str) -> None:
         """Shows what `make` returns (None: nothing) soon, unless a newer one comes first."""

@@ -20,7 +20,7 @@ from rl_core.config.run import RunConfig
 from rl_core.runs.run_folder import RunFolder
 from rl_core.system.log_file import OUR_LOGGERS, PREFECTS_RUN_LOGGERS, RedactingFormatter, listening
 from rl_core.system.redaction import redacting_errors
-from tasks.prefect_ui.artifacts import beside, unless_away
+from tasks.prefect_ui.artifacts import in_background, unless_away
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -71,7 +71,7 @@ def tag_flow_run(config: RunConfig) -> None:
         with unless_away("the tags"), get_client(sync_client=True) as client:
             client.update_flow_run(flow_run.id, tags=tags)
 
-    beside(send)
+    in_background(send)
 
 
 def stage(

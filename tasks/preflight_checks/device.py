@@ -190,7 +190,9 @@ def has_kernels(capability: tuple[int, int], arches: tuple[str, ...]) -> bool:
 def read_device() -> DeviceFacts | None:
     """Returns what torch and nvidia-smi say; None if torch does not answer."""
     facts = ask_python(_PROBE)
-    return facts and DeviceFacts(
+    if facts is None:
+        return None
+    return DeviceFacts(
         torch=facts["torch"],
         arches=tuple(facts["arches"]),
         cards=tuple(Card(n, (c[0], c[1]), total, free) for n, c, total, free in facts["cards"]),

@@ -15,7 +15,7 @@ from typing import Final
 from rl_core.system.log_file import Log
 from rl_core.system.redaction import redact
 from rl_core.system.words import cut, printable
-from tasks.prefect_ui.artifacts import beside
+from tasks.prefect_ui.artifacts import in_background
 
 TRAINER_LOGGER: Final = "tasks.train"  # the caller's own logger gets what the trainer logs here
 _CHILDREN: Final = ("trainer", "evaluator", "sft")  # they send their lines to their parent
@@ -110,7 +110,7 @@ def worker_logs(folder: Path, logger: Log) -> Iterator[None]:
         while not over.wait(_POLL_S):
             look(at_end=False)
 
-    thread = beside(watch)
+    thread = in_background(watch)
     try:
         yield
     finally:

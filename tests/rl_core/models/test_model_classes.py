@@ -3,7 +3,7 @@
 import pytest
 
 from rl_core.models.folder_check import check_model_folder, refuse_experts
-from tests.support import model_classes
+from tests.support import model_classes, small_models
 
 FAMILIES = (
     *("llama", "qwen2", "qwen3", "gemma3_text", "phi3", "olmo2", "smollm3", "mixtral"),
@@ -19,7 +19,7 @@ SLOW = ("adapters", "4 bits", "resume")
 @pytest.fixture(scope="module", params=FAMILIES)
 def folder(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
-    size = model_classes.write_small_model(request.param, folder / "base").num_parameters()
+    size = small_models.write_small_model(request.param, folder / "base").num_parameters()
     assert 2e6 < size < 9e6
     check_model_folder(folder / "base")
     return folder
@@ -38,7 +38,7 @@ def test_a_small_model_is_saved_as_it_was_learned(folder, what):
 
 def test_the_page_has_one_row_for_each_class_that_transformers_has():
     rows = model_classes.rows_of_page()
-    assert rows.keys() == model_classes.KINDS.keys()
+    assert rows.keys() == small_models.KINDS.keys()
     assert model_classes.page(rows) == model_classes.PAGE.read_text()
 
 
@@ -54,7 +54,7 @@ def test_the_page_has_one_row_for_each_class_that_transformers_has():
     ],
 )
 def test_what_computes_something_else_is_refused_before_it_is_loaded(tmp_path, kind, why):
-    model_classes.write_small_model(kind, tmp_path)
+    small_models.write_small_model(kind, tmp_path)
     with pytest.raises(ValueError, match=why):
         check_model_folder(tmp_path)
 
@@ -62,7 +62,7 @@ def test_what_computes_something_else_is_refused_before_it_is_loaded(tmp_path, k
 def test_experts_are_refused_for_vllm_which_would_keep_old_ones(tmp_path):
     """Measured: right as loaded, wrong after an update to the same weights (Granite: by 6 nats)."""
     for kind in ("mixtral", "granitemoe", "qwen2"):
-        model_classes.write_small_model(kind, tmp_path / kind)
+        small_models.write_small_model(kind, tmp_path / kind)
     refuse_experts(tmp_path / "qwen2")
     for kind in ("mixtral", "granitemoe"):
         with pytest.raises(ValueError, match=r"mixture of experts.*: set rollout\.engine=hf"):
