@@ -12,7 +12,7 @@ from tests.support.walk import Walk
 
 MOST = {
     # what is counted: (at most, aim)
-    "statements of the product": (25_853, 18_000),
+    "statements of the product": (25_871, 18_000),
     "lines of tests": (47_300, 36_000),
     "lines of a file": (400, 400),
     "lines of a function": (72, 90),
@@ -37,7 +37,7 @@ ROOMS = {
     "rl_core/rewards": (675, 30),
     "rl_core/rollout": (901, 34),
     "rl_core/runs": (742, 61),
-    "rl_core/sft": (534, 26),
+    "rl_core/sft": (550, 30),
     "rl_core/storage": (624, 34),
     "rl_core/system": (1_613, 158),
     "rl_core/tracking": (716, 36),
@@ -46,7 +46,7 @@ ROOMS = {
     "tasks/audit": (589, 26),
     "tasks/importers": (1_217, 35),
     "tasks/prefect_ui": (480, 40),
-    "tasks/preflight_checks": (804, 40),
+    "tasks/preflight_checks": (806, 40),
     "tasks/queries": (599, 39),
     "tasks/report_page": (541, 42),
     "tasks/supervision": (396, 12),

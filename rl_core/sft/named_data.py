@@ -2,16 +2,18 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rl_core.config.model import GIVE_UP_PROB, TRACE_STEPS, TRACES
 from rl_core.config.run import RunConfig
-from rl_core.data.readers import count_rows, digest_of, find_files, read_records
+from rl_core.data.readers import count_rows, digest_of, find_files, is_hub_name, read_records
 from rl_core.envs import ENVS
-from rl_core.envs.rows import Record
+from rl_core.envs.rows import Record, own_prompt, shown
 from rl_core.runs.rollout_log import step_files
 from rl_core.runs.run_folder import RunFolder
+from rl_core.types import Message
 
 SETTING: Final = "sft.data"
 REPORT_NAME: Final = "warm_start.json"
@@ -19,6 +21,7 @@ REPORT_NAME: Final = "warm_start.json"
 CURVE_NAME: Final = "sft_loss.jsonl"
 """In the folder of a fine-tuned model, and of the runs that start from it: a row per step."""
 
+_COLUMNS: Final = ("prompt", "response", "messages")
 _OF_ROLLOUTS: Final = ("prompt", "response", "verdict", "finish_reason", "turns")
 
 
@@ -79,6 +82,68 @@ def right_responses(files: Sequence[Path]) -> Iterator[tuple[str, int, Record]]:
             if record["verdict"] == "correct" and ended and text not in seen:
                 seen.add(text)
                 yield str(file), row, record
+
+
+def named_rows(config: RunConfig, *, from_hub: bool = True) -> Iterator[tuple[str, Record]]:
+    """Yields (where it stands, record) of the rows that a file or a run of `sft.data` holds."""
+    files = sft_files(config, from_hub=from_hub)
+    if rollouts_folder(config) is not None:
+        rows = right_responses(files)
+    else:
+        rows = (
+            (str(file), row, record)
+            for file in files
+            for row, record in read_records(file, _COLUMNS)
+        )
+    for file, row, record in rows:
+        yield f"{file}: row {row}", record
+
+
+def check_rows(config: RunConfig, *, most: int) -> None:
+    """Raises ValueError for the first of `most` rows of `sft.data` that is no example (no hub)."""
+    name = config.sft.data
+    if name in (None, TRACES) or is_hub_name(str(name)):
+        return
+    count = 0
+    for where, record in islice(named_rows(config, from_hub=False), most):
+        try:
+            conversation(record)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+        count += 1
+    refuse_few(config, count)
+
+
+def refuse_few(config: RunConfig, count: int) -> None:
+    """Raises ValueError if so few rows of `sft.data` can be no examples to learn and to test."""
+    if count < 2:
+        raise ValueError(
+            f"{SETTING}={config.sft.data} has {count} rows: at least 2 are needed, one to learn "
+            "from and one to measure with"
+        )
+
+
+def conversation(record: Record) -> tuple[Sequence[Message], str, bool]:
+    """Returns the messages before the response, the response, and whether they were one text."""
+    messages = record.get("messages")
+    if messages is not None:
+        *before, last = list(own_prompt({"prompt": messages}) or ())
+        if not before or last["role"] != "assistant":
+            raise ValueError("messages must end with the assistant's, after at least one other")
+        return before, _text("the assistant's content", last["content"]), False
+    prompt = record.get("prompt")
+    response = _text("response", record.get("response"))
+    if isinstance(prompt, list):
+        return own_prompt(record) or (), response, False
+    return [Message(role="user", content=_text("prompt", prompt))], response, True
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(
+            f"{name}={shown(value)} must be a text: a row has prompt and response, or messages"
+        )
+    return value
 
 
 def planned_sft_steps(config: RunConfig) -> int:

@@ -5,11 +5,11 @@ Prompts are tokenized as in a rollout, and responses separately from them.
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from transformers import PreTrainedTokenizerBase
 
@@ -17,20 +17,19 @@ from rl_core.config.model import TRACE_STEPS, TRACES
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import read_solved
 from rl_core.data.prompts import encode_prompt, turn_end_id
-from rl_core.data.readers import read_records
-from rl_core.envs.rows import Record, own_prompt, shown
+from rl_core.envs.rows import Record
 from rl_core.rollout.model_files import stop_token_ids
 from rl_core.sft.fit import Example
 from rl_core.sft.named_data import (
     SETTING,
     check_sft,
-    right_responses,
+    conversation,
+    named_rows,
+    refuse_few,
     rollouts_folder,
-    sft_files,
 )
 from rl_core.types import ChatTemplate, Message, Problem
 
-_COLUMNS: Final = ("prompt", "response", "messages")
 _TRACE_DRAWS: Final = 20
 """Attempts to write a trace of a problem that is short enough."""
 _HELD_OUT_SHARE: Final = 0.1
@@ -107,23 +106,10 @@ def _traces(config: RunConfig, tokenizer: PreTrainedTokenizerBase, data: Path) -
 
 def _rows(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> SftSource:
     sft = config.sft
-    files = sft_files(config)
-    records: Iterator[tuple[str, int, Record]] = (
-        (str(file), row, record) for file in files for row, record in read_records(file, _COLUMNS)
-    )
-    chat = None
-    if rollouts_folder(config) is not None:
-        records = right_responses(files)
-        chat = False  # prompts as the model has read them
-    rows = [
-        _read(config, tokenizer, f"{file}: row {row}", record, chat=chat)
-        for file, row, record in records
-    ]
-    if len(rows) < 2:
-        raise ValueError(
-            f"{SETTING}={sft.data} has {len(rows)} rows: at least 2 are needed, one to learn from "
-            "and one to measure with"
-        )
+    # A run's prompts are kept as the model has read them.
+    chat = None if rollouts_folder(config) is None else False
+    rows = [_read(config, tokenizer, *row, chat=chat) for row in named_rows(config)]
+    refuse_few(config, len(rows))
     random.Random(sft.seed).shuffle(rows)
     count = max(1, min(sft.held_out, int(len(rows) * _HELD_OUT_SHARE)))
     learned = rows[count:]
@@ -155,7 +141,7 @@ def _read(
 ) -> Example:
     """Returns a row as an example; `chat`: whether its prompt gets the chat template, if known."""
     try:
-        messages, response, is_text = _conversation(record)
+        messages, response, is_text = conversation(record)
         if chat is None and not is_text and not tokenizer.chat_template:
             raise ValueError(
                 "messages need a tokenizer with a chat template, and this model's has none: "
@@ -172,29 +158,6 @@ def _read(
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     return example
-
-
-def _conversation(record: Record) -> tuple[Sequence[Message], str, bool]:
-    """Returns the messages before the response, the response, and whether they were one text."""
-    messages = record.get("messages")
-    if messages is not None:
-        *before, last = list(own_prompt({"prompt": messages}) or ())
-        if not before or last["role"] != "assistant":
-            raise ValueError("messages must end with the assistant's, after at least one other")
-        return before, _text("the assistant's content", last["content"]), False
-    prompt = record.get("prompt")
-    response = _text("response", record.get("response"))
-    if isinstance(prompt, list):
-        return own_prompt(record) or (), response, False
-    return [Message(role="user", content=_text("prompt", prompt))], response, True
-
-
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError(
-            f"{name}={shown(value)} must be a text: a row has prompt and response, or messages"
-        )
-    return value
 
 
 @lru_cache(maxsize=1)

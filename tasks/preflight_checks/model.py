@@ -20,7 +20,7 @@ from rl_core.data.template_check import look_at_template
 from rl_core.data.user_files import first_own_problems
 from rl_core.envs import ENVS
 from rl_core.models.folder_check import check_model_folder, refuse_experts
-from rl_core.sft.named_data import check_sft
+from rl_core.sft.named_data import check_rows, check_sft
 from rl_core.system.model_folder import weight_files
 from rl_core.system.network import hubs_are_off, why_unreachable
 from rl_core.system.words import GIB, as_path, counted, cut, disk_size, printable
@@ -30,6 +30,7 @@ from tasks.preflight_checks import Finding, fatal, ok, refused, warning
 _MOST_READ_BYTES: Final = 8 * GIB
 """Some 8 s from a disk of 1.1 GiB/s, as measured, 2 s from the page cache."""
 _ROWS: Final = 64
+_MOST_SFT_ROWS: Final = 20_000  # read in some seconds
 _VOCABULARIES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
@@ -37,6 +38,7 @@ def model_findings(config: RunConfig) -> Iterator[Finding]:
     """Yields what the model is, and what of it would end the run later, or mislead it."""
     try:
         check_sft(config)
+        check_rows(config, most=_MOST_SFT_ROWS)
     except ValueError as error:
         yield refused("model", error)
     path = config.model.path

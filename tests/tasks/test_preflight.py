@@ -182,9 +182,12 @@ def test_a_weak_model_is_warned_of_and_fine_tuning_first_is_the_remedy(tmp_path)
     assert outcome.remedy.startswith("preset=countdown-0.5b-sft-24gb")
     for better in (["preset=gsm8k-ppo-0.5b", weak[1]], [*weak, "sft.data=traces"]):
         assert "outcome" not in [finding.check for finding in preflight(compose(better))]
-    lost = preflight(compose([*weak, "sft.data=lost.jsonl"]))
-    (fatal, *_) = [f for f in lost if f.check == "model" and f.level == "fatal"]
-    assert "sft.data=lost.jsonl" in fatal.message
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"prompt": "2+2=", "response": "4"}\n{"prompt": "2+3="}\n')
+    for file, why in (("lost.jsonl", "sft.data=lost.jsonl"), (broken, "row 2: response=None must")):
+        findings = preflight(compose([*weak, f"sft.data={file}"]))
+        (fatal, *_) = [f for f in findings if f.check == "model" and f.level == "fatal"]
+        assert why in fatal.message
 
 
 def test_a_disk_that_cannot_hold_the_checkpoints_is_fatal(tmp_path, monkeypatch):

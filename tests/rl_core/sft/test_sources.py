@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from rl_core.config.run import RunConfig
 from rl_core.data.dataset import write_dataset
 from rl_core.rollout.model_files import stop_token_ids
-from rl_core.sft.named_data import check_sft, planned_sft_steps
+from rl_core.sft.named_data import check_rows, check_sft, planned_sft_steps
 from rl_core.sft.sources import SftSource, sft_source
 from tests.support.own_data import write_rows
 from tests.support.runs import run_config
@@ -119,8 +119,13 @@ def test_a_bad_row_is_refused_by_its_line_and_one_row_is_too_few(tokenizer, tmp_
     good = {"prompt": "2+2=", "response": "4"}
     with pytest.raises(ValueError, match=said):
         source_of(tokenizer, tmp_path, good, row, max_length=99)
+    if "tokens are above" not in said and "a tokenizer" not in said:  # known without a model
+        with pytest.raises(ValueError, match=said):
+            check_rows(config(data=str(tmp_path / "rows.jsonl")), most=9)
     with pytest.raises(ValueError, match="has 1 rows: at least 2"):
         source_of(tokenizer, tmp_path, good)
+    with pytest.raises(ValueError, match="has 1 rows: at least 2"):
+        check_rows(config(data=str(tmp_path / "rows.jsonl")), most=9)
 
 
 def traces(
