@@ -12,7 +12,7 @@ from tests.support.walk import Walk
 
 MOST = {
     # what is counted: (at most, aim)
-    "statements of the product": (25_871, 18_000),
+    "statements of the product": (25_878, 18_000),
     "lines of tests": (47_300, 36_000),
     "lines of a file": (400, 400),
     "lines of a function": (72, 90),
@@ -51,7 +51,7 @@ ROOMS = {
     "tasks/report_page": (541, 42),
     "tasks/supervision": (396, 12),
     "flows": (456, 27),
-    "flows/cli": (2_027, 94),
+    "flows/cli": (2_034, 94),
     "flows/prefect_patches": (323, 18),
     "flows/runs": (476, 24),
     "flows/settings": (296, 21),

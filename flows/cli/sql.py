@@ -17,6 +17,7 @@ from tasks.queries.saved_questions import list_queries
 from tasks.queries.sql import ask, run_query, values_there
 
 _PLAIN_ROOT: Final = re.compile(r"storage\.root=(?=.*/)([\w./-]+)")  # which Hydra reads as it is
+_SELECT: Final = re.compile(r"\s*(SELECT|WITH|FROM|DESCRIBE|SUMMARIZE)\s", re.IGNORECASE)
 _MOST_TEXTS: Final = 5  # notes, and next steps, of the newest runs
 _MOST_ROWS = 60  # of an answer on a terminal: a night has a thousand steps
 
@@ -31,6 +32,7 @@ def sql(
     output_format: str,
 ) -> None:
     """Answers one question on standard output."""
+    words, select = _words_and_select(words, select)
     root, named, names = _root_runs_and_names(words)
     questions = {query.name for query in list_queries()}
     if len(names) == 2 or (select is not None and names and names[0] not in questions):
@@ -55,6 +57,16 @@ def sql(
             there = values_there(names[0], values, root=root, run=of_run)
             sys.stderr.write(f"{there}\n" if there else "")
     show_rows(frame, output_format, most_rows=_MOST_ROWS)
+
+
+def _words_and_select(
+    words: Sequence[str], select: str | None
+) -> tuple[Sequence[str], str | None]:
+    """Returns the words without a SELECT, and that one: it needs no -q."""
+    statements = [word for word in words if _SELECT.match(word)]
+    if not statements or select is not None:
+        return words, select
+    return [word for word in words if word != statements[0]], statements[0]
 
 
 def list_runs(words: Sequence[str], *, last: int | None) -> None:

@@ -87,7 +87,8 @@ def test_runs_sql_and_prune_take_a_run(cli, fails, tmp_path):
     assert "no run in" in fails("evaluate")
     for run_id in ("alpha", "beta"):
         new_run(tmp_path, run_id).metrics.append(1, {"reward/accuracy": 0.5})
-    for words in (["runs"], ["sql", "learning_curve"], ["sql", "-q", "select run_id from metrics"]):
+    own = "select run_id from metrics where step = 1"
+    for words in (["runs"], ["sql", "learning_curve"], ["sql", "-q", own], ["sql", own]):
         assert "alpha" in cli(*words, "alpha").out
         assert "beta" not in cli(*words, "run_id=alpha").out
         assert "alpha" not in cli(*words, "latest").out
