@@ -188,12 +188,12 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "sql": Command(
         "sql:sql",
         "query rollouts, metrics, evaluations, checkpoints and runs with SQL",
-        about="NAME is a saved question (--list), or a SELECT of your own in quotes. Works while a run "
-        "is writing. The views are rollouts, turns, rescores, metrics, evaluations, "
+        about="NAME is a saved question (--list), or a SELECT of your own in quotes. Works while a "
+        "run is writing. The views are rollouts, turns, rescores, metrics, evaluations, "
         "all_evaluations, problem_accuracy, held_out, checkpoints, settings, runs and datasets.",
         words="NAME | SELECT | RUN | KEY=VALUE",
         options={
-            "-q": {"dest": "select", "metavar": "SELECT", "help": "the same: one SELECT over the views"},
+            "-q": {"dest": "select", "metavar": "SELECT", "help": "one SELECT over the views"},
             "--list": {"dest": "lists", "action": "store_true", "help": "list the saved questions"},
             "--run": {"metavar": "RUN", "help": "one run, or `latest`; by default all runs"},
             "-p": {
