@@ -59,9 +59,7 @@ def sql(
     show_rows(frame, output_format, most_rows=_MOST_ROWS)
 
 
-def _words_and_select(
-    words: Sequence[str], select: str | None
-) -> tuple[Sequence[str], str | None]:
+def _words_and_select(words: Sequence[str], select: str | None) -> tuple[Sequence[str], str | None]:
     """Returns the words without a SELECT, and that one: it needs no -q."""
     statements = [word for word in words if _SELECT.match(word)]
     if not statements or select is not None:
