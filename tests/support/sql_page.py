@@ -21,7 +21,7 @@ countdown-train sql --list
 countdown-train sql learning_curve latest
 countdown-train sql samples_of_a_verdict latest  # the most frequent mistake
 countdown-train sql phrase_by_step -p pattern='(?i)wait|check'
-countdown-train sql -q "select verdict, count(*) from rollouts group by all" --format csv
+countdown-train sql "select verdict, count(*) from rollouts group by all" --format csv
 ```
 
 In a wide table, columns with one value are printed once above it; a few wide rows are printed as
