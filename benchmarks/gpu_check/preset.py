@@ -79,8 +79,8 @@ def checks(bench: Bench) -> Iterator[Row]:
     if bench.on_card:
         numbers["GiB of the card at most"] = held[0]
     is_ok = done.returncode == 0 and len(rows) == _STEPS and held[0] <= _CARD_GIB
-    said = (done.stderr or done.stdout).strip().splitlines()[-1:]
-    yield Row("a preset's two steps", is_ok, numbers, "" if is_ok else " ".join(said))
+    message = (done.stderr or done.stdout).strip().splitlines()[-1:]
+    yield Row("a preset's two steps", is_ok, numbers, "" if is_ok else " ".join(message))
 
 
 def _call(command: str, *settings: str) -> subprocess.CompletedProcess[str]:
