@@ -36,9 +36,8 @@ _FUNCTIONS = {
     "h": "preset:checks",
     "i": "memory:adapters",
     "j": "memory:micro_batches",
-    "k": "vllm_alone:sleep",
-    "l": "vllm_alone:refusal",
-    "m": "learning:float16",
+    "k": "vllm_alone:checks",
+    "l": "learning:float16",
 }
 """Each gets the bench, and yields rows."""
 

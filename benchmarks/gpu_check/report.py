@@ -19,9 +19,8 @@ PARTS = {
     "h": "a preset in 24 GiB",
     "i": "adapters' memory plan",
     "j": "larger micro-batches",
-    "k": "vLLM asleep and awake",
-    "l": "vLLM's refusal",
-    "m": "float16",
+    "k": "vLLM's memory",
+    "l": "float16",
 }
 WHOLE = "whole part"
 """The row that ends a part, however the part ended."""

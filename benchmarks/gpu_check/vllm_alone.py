@@ -1,4 +1,4 @@
-"""Parts k and l: vLLM asleep and awake, and a refusal while another process gives memory back."""
+"""Part k: vLLM asleep and awake, and its refusal while another process gives memory back."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import gc
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from importlib.util import find_spec
+from pkgutil import resolve_name
 from typing import Any
 from unittest.mock import patch
 
@@ -21,18 +21,24 @@ from rl_core.types import GenerationRequest, SamplingSettings
 
 _GIB = 2**30
 _ROUNDS = 3
-_HOLDS = "import torch; kept = torch.empty(8 * 2**30, dtype=torch.uint8, device='cuda'); {}"
-_HOLDER = (sys.executable, "-c", _HOLDS.format("print(flush=True); input()"))
+_HOLDS = "import torch; kept = torch.empty(8 * 2**30, dtype=torch.uint8, device='cuda'); "
+_WAITS = "print(flush=True); input()"
 
 
-def sleep(bench: Bench) -> Iterator[Row]:
-    """Yields seconds to fall asleep and to wake up, what is free, and if the answers stay."""
+def checks(bench: Bench) -> Iterator[Row]:
+    """Yields both, if vLLM is installed."""
     if find_spec("vllm") is None:
         yield Row("vLLM", None, note="not installed")
         return
+    yield _sleep(bench)
+    yield _refusal(bench)
+
+
+def _sleep(bench: Bench) -> Row:
+    """Returns seconds to fall asleep and to wake up, what is free, and if the answers stay."""
     engine = _engine(bench)
     rollouts = random_rollouts(4, 2, prompt=(4, 8), response=(1, 1), vocab_size=512)
-    requests = [GenerationRequest(one.prompt_ids, seed=row) for row, one in enumerate(rollouts)]
+    requests = [GenerationRequest(one.prompt_ids, seed=0) for one in rollouts]
     asleep, awake = list[float](), list[float]()
     answers: list[list[list[int]]] = []
     free_gib = 0.0
@@ -51,24 +57,20 @@ def sleep(bench: Bench) -> Iterator[Row]:
     total_gib = torch.cuda.mem_get_info()[1] / _GIB if bench.on_card else 0.0
     numbers = {"s to sleep": min(asleep), "s to wake": min(awake), "GiB free": free_gib}
     ok = answers == _ROUNDS * answers[:1] and free_gib >= (1 - UTILIZATION / 2) * total_gib
-    yield Row("vLLM asleep and awake", ok, numbers | {"of GiB": total_gib})
     engine.close()
+    return Row("asleep and awake", ok, numbers | {"of GiB": total_gib})
 
 
-def refusal(bench: Bench) -> Iterator[Row]:
-    """Yields how often vLLM measured, while another process gave 8 GiB back in between.
+def _refusal(bench: Bench) -> Row:
+    """Returns how often vLLM measured, while another process gave 8 GiB back in between.
 
     On a CPU, where vLLM measures no free memory, the first time raises its error.
     """
-    if find_spec("vllm") is None:
-        yield Row("vLLM", None, note="not installed")
-        return
     name = "gpu_worker:Worker" if bench.on_card else "cpu_worker:CPUWorker"
-    module, _, kind = name.partition(":")
-    worker = getattr(import_module(f"vllm.v1.worker.{module}"), kind)
+    worker = resolve_name(f"vllm.v1.worker.{name}")
     measure = worker.determine_available_memory
     tries = 0
-    command = _HOLDER if bench.on_card else (sys.executable, "-c", "print(flush=True); input()")
+    command = [sys.executable, "-c", f"{_HOLDS if bench.on_card else ''}{_WAITS}"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()  # it has the memory
@@ -87,7 +89,7 @@ def refusal(bench: Bench) -> Iterator[Row]:
             with bench.timed(seconds):
                 engine = _engine(bench)
     engine.close()
-    yield Row("vLLM starts after a refusal", tries == 2, {"tries": tries, "s": seconds[0]})
+    return Row("starts after a refusal", tries == 2, {"tries": tries, "s": seconds[0]})
 
 
 def _engine(bench: Bench) -> Any:
