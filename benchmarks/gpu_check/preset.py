@@ -20,12 +20,10 @@ import torch
 
 from benchmarks.gpu_check.bench import TINY, Bench
 from benchmarks.gpu_check.report import Row
-from rl_core.sft.train import train_tokenizer
 
 _NEEDED = "prefect", "duckdb", "hydra", "ray"
 _CARD_GIB = 24
 _STEPS = 2
-_BYTES_AND_MARKS = 258
 _SETTINGS = (
     "preset=countdown-1.5b-24gb",
     "data.train_size=512",
@@ -48,9 +46,11 @@ def checks(bench: Bench) -> Iterator[Row]:
     if missing:
         yield Row("a preset's two steps", None, note=f"left out: no {', '.join(missing)}")
         return
+    from rl_core.sft.train import train_tokenizer
+
     has_vllm = find_spec("vllm") is not None
     model = bench.model("Qwen/Qwen2.5-1.5B", None if bench.on_card else TINY)
-    train_tokenizer((), vocab_size=_BYTES_AND_MARKS).save_pretrained(model)
+    train_tokenizer((), vocab_size=258).save_pretrained(model)
     root = bench.folder / "outputs"
     settings = [*_SETTINGS, f"model.path={model}", f"storage.root={root}", "run_id=preset"]
     if bench.on_card:

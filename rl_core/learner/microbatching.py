@@ -6,9 +6,7 @@ ranks the attempt ends with OutOfMemory, as the other ranks wait for this one.
 """
 
 import gc
-from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -110,17 +108,7 @@ class Microbatching:
         return [
             (kind[some], size)
             for kind in kinds
-            for some, size in self._evenly(batch.select(kind), budget)
+            for some, size in micro_batches(
+                batch.select(kind), budget, share_prompts=self._share_prompts
+            )
         ]
-
-    def _evenly(self, batch: TrainBatch, budget: int) -> list[tuple[Tensor, int]]:
-        """Returns micro-batches within the budget, as small as their rounds of threads allow.
-
-        In a round each thread has one, and the round ends with the largest.
-        """
-        split = partial(micro_batches, batch, share_prompts=self._share_prompts)
-        threads = self.threads.number
-        if threads == 1:
-            return split(budget)
-        number = -(-len(split(budget)) // threads) * threads
-        return split(bisect_left(range(budget), True, key=lambda size: len(split(size)) <= number))

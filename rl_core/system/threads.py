@@ -24,7 +24,7 @@ class MicroBatchThreads:
     """A pool of `num_threads`, each with its activations; with one all runs in the caller's."""
 
     def __init__(self, num_threads: int) -> None:
-        self.number = num_threads
+        self._num_threads = num_threads
         self._pool = (
             ThreadPoolExecutor(num_threads, "micro-batch", torch.set_num_threads, (1,))
             if num_threads > 1
@@ -47,7 +47,7 @@ class MicroBatchThreads:
             yield from map(call, items)
             return
         iterator = iter(items)
-        while some := list(islice(iterator, self.number)):
+        while some := list(islice(iterator, self._num_threads)):
             futures = [self._pool.submit(call, item) for item in some]
             try:
                 for future in futures:

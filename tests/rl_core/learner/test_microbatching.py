@@ -20,7 +20,6 @@ from rl_core.errors import OutOfMemory
 from rl_core.learner.learner import Learner
 from rl_core.learner.microbatching import Microbatching
 from rl_core.system.threads import MicroBatchThreads
-from tests.rl_core.test_batch import sized
 from tests.support.learners import all_weights, assert_bitwise_equal, assert_close, without_timings
 from tests.support.memory_faults import MESSAGE, SAID, out_of_memory
 from tests.support.runs import merged
@@ -238,45 +237,6 @@ def test_the_next_attempt_begins_when_all_of_the_last_is_free(
     finally:
         gc.enable()
     assert len(alive) >= 4
-
-
-@pytest.mark.parametrize("budget", [20, 33, 60, 200])
-def test_threads_get_equally_many_passes_of_about_one_size(settings, new_learner, budget):
-    """Of rows of 10 tokens: a third pass would have one of two threads wait."""
-    batch = sized([(4, 6, row) for row in range(9)])
-    passes = {}
-    for threads in (1, 2):
-        learner = new_learner(
-            actor={"micro_batch_tokens": budget}, resources={"learner_threads": threads}
-        )
-        parts: list[Tensor] = learner.microbatching.run("ref", batch, list)
-        assert sorted(torch.cat(parts).tolist()) == list(range(9))
-        passes[threads] = [len(rows) for rows in parts]
-    assert (
-        passes
-        == {
-            20: {1: [2, 2, 2, 2, 1], 2: [2, 2, 2, 2, 1]},  # six passes of one or two are no shorter
-            33: {1: [3, 3, 3], 2: [3, 3, 3]},
-            60: {1: [6, 3], 2: [5, 4]},
-            200: {1: [9], 2: [5, 4]},
-        }[budget]
-    )
-
-
-@pytest.mark.parametrize("budget", [60, 90, 200])
-def test_the_number_of_threads_changes_no_sum(new_learner, make_batch, budget):
-    results = []
-    for threads in (1, 2, 3):
-        learner = new_learner(
-            actor={"micro_batch_tokens": budget, "lr": 1e-5},
-            critic={"lr": 1e-5},
-            resources={"learner_threads": threads},
-        )
-        metrics, _ = learner.learn(make_batch(1))
-        results.append((without_timings(metrics), all_weights(learner)))
-    for metrics, weights in results[1:]:
-        assert metrics == pytest.approx(results[0][0], rel=1e-5, abs=1e-6)
-        assert_close(weights, results[0][1], 1e-6)
 
 
 def test_other_errors_pass(new_learner, make_batch):
