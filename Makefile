@@ -108,7 +108,7 @@ ifndef MODEL
 endif
 	CPU_WHEELS="$(CPU_WHEELS)" $(BIN)/python benchmarks/step_time.py --threads $(or $(THREADS),1) --model $(or $(MODEL),3m)
 
-gpu-check: $(STAMP) ## what the card computes, holds and takes, next to the CPU and the plans, 27 minutes; ARGS="--parts a,c"
+gpu-check: $(STAMP) ## what the card computes, holds and takes, next to the CPU and the plans, 31 minutes; ARGS="--parts a,c" or "--parts next": 12
 	$(BIN)/python -m benchmarks.gpu_check $(ARGS)
 
 docs: $(STAMP) ## the pages as a searchable site in site/, links checked

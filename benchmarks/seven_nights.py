@@ -17,7 +17,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -202,8 +201,7 @@ def kill(team: Team, what: str) -> None:
 def look(team: Team) -> None:
     """Keeps what a person would look at in the morning."""
     root, log = team.folder / "outputs", team.folder / "prefect" / "serve" / "server.log"
-    asked: Callable[..., Any] = cli
-    table = asked("sql", "nights", f"storage.root={root}", cwd=team.folder).stdout
+    table = cli("sql", "nights", f"storage.root={root}", cwd=team.folder).stdout
     (team.folder / "nights.txt").write_text(table)
     (team.folder / "messages.json").write_text(json.dumps(team.told, indent=1))
     with open_browser(1280, 1100, logged_in=team.prefect) as pages:

@@ -12,7 +12,7 @@ from tests.support.walk import Walk
 
 MOST = {
     # what is counted: (at most, aim)
-    "statements of the product": (25_878, 18_000),
+    "statements of the product": (25_893, 18_000),
     "lines of tests": (47_300, 36_000),
     "lines of a file": (400, 400),
     "lines of a function": (72, 90),
@@ -39,9 +39,9 @@ ROOMS = {
     "rl_core/runs": (742, 61),
     "rl_core/sft": (550, 30),
     "rl_core/storage": (624, 34),
-    "rl_core/system": (1_613, 158),
+    "rl_core/system": (1_620, 159),
     "rl_core/tracking": (716, 36),
-    "rl_core/workers": (1_121, 31),
+    "rl_core/workers": (1_125, 31),
     "tasks": (1_816, 104),
     "tasks/audit": (589, 26),
     "tasks/importers": (1_217, 35),
@@ -49,9 +49,9 @@ ROOMS = {
     "tasks/preflight_checks": (806, 40),
     "tasks/queries": (599, 39),
     "tasks/report_page": (541, 42),
-    "tasks/supervision": (396, 12),
+    "tasks/supervision": (397, 12),
     "flows": (456, 27),
-    "flows/cli": (2_034, 94),
+    "flows/cli": (2_037, 94),
     "flows/prefect_patches": (323, 18),
     "flows/runs": (476, 24),
     "flows/settings": (296, 21),

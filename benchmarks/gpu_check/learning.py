@@ -1,4 +1,4 @@
-"""Part a: a step on the device beside the CPU's, however it is split, and after a resume.
+"""Parts a and l: a step on the device beside the CPU's, however it is split, and after a resume.
 
 The measure is AdamW's first moment after a step, which is the clipped gradient: the distance as a
 share of its length. In float32 two devices differ by the order of sums. In bfloat16 they round
@@ -8,9 +8,12 @@ differently, so both are compared with the CPU's float32, as the CPU's bfloat16 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -20,6 +23,8 @@ from benchmarks.gpu_check.report import Row
 from rl_core.algos.advantages import ESTIMATORS
 from rl_core.batch import TrainBatch
 from rl_core.learner.learner import Learner
+from rl_core.learner.update import Pass
+from rl_core.models.forward import forward_pass
 
 _SHAPE = TINY | {
     "vocab_size": 4_096,
@@ -98,15 +103,63 @@ def checks(bench: Bench) -> Iterator[Row]:
         for row in _cases(bench, model, batch, base, variants):
             yield row
             rows[str(row.numbers["dtype"])].append(row)
-    for dtype, found in rows.items():
-        yield _worst(f"{dtype}: gradient of {len(found)} cases", found)
+    for dtype, cases in rows.items():
+        yield _worst(f"{dtype}: gradient of {len(cases)} cases", cases)
     yield from _resumes(bench, model, batch, base)
+
+
+def float16(bench: Bench) -> Iterator[Row]:
+    """Part l: yields gradients in float16, which the product lacks, beside float32's."""
+    shape = _SHAPE if bench.on_card else TINY
+    model = bench.model("small", shape)
+    batch = random_batch(
+        8, 4, prompt=(4, 40), response=(4, 64), vocab_size=int(shape["vocab_size"])
+    )
+    sizes: Sections = {"data": {"train_batch_size": 8}, "actor": {"mini_batch_size": 8}}
+    grpo: Sections = {"algorithm": {"estimator": "grpo", "kl_mode": "none"}}
+    base = merged(_BASE, sizes, grpo)
+
+    def gradient(dtype: str, half_scale: int = 0) -> Tensor:
+        outcome = _outcome(
+            bench, model, batch, base, dtype, on_card=bench.on_card, half_scale=half_scale
+        )
+        return outcome.gradients["actor"]
+
+    exact = gradient("float32")
+    kinds = {"bfloat16": gradient("bfloat16")} | {
+        f"float16, loss times {scale:,}": gradient("float32", scale) for scale in (1, 2**10)
+    }
+    for name, rounded in kinds.items():
+        distance = rounded / rounded.norm() - exact / exact.norm()  # clipping changes the lengths
+        became_0 = ((rounded == 0) & (exact != 0)).double().mean()
+        numbers = {"distance to float32's": float(distance.norm()), "became 0": float(became_0)}
+        yield Row(f"direction of the gradient, {name}", None, numbers)
+
+
+@contextmanager
+def _in_float16(learner: Learner, scale: int) -> Iterator[None]:
+    """Makes a learner compute in float16, its loss times `scale`; clipping undoes the factor."""
+    updater = learner.updater
+    passed = updater._actor_pass
+    forward = partial(forward_pass, compute_dtype=torch.float16)
+
+    def scaled(*arguments: Any) -> tuple[Tensor, Pass]:
+        loss, done = passed(*arguments)
+        return loss * scale, done
+
+    autocast = partial(torch.autocast, dtype=torch.float16)
+    with (
+        patch.object(updater, "_forward", forward),
+        patch.object(updater, "_actor_pass", scaled),
+        patch.object(torch, "autocast", lambda device, **_: autocast(device)),
+    ):
+        yield
 
 
 def _worst(name: str, rows: list[Row]) -> Row:
     worst = max(rows, key=lambda row: float(row.numbers["gradient"]))
-    told = {name: worst.numbers[name] for name in ("gradient", "allowed")}
-    return Row(f"{name}, the worst", all(row.ok for row in rows), told, worst.check)
+    numbers = {name: worst.numbers[name] for name in ("gradient", "allowed")}
+    return Row(f"{name}, the worst", all(row.ok for row in rows), numbers, worst.check)
 
 
 def _cases(
@@ -120,8 +173,8 @@ def _cases(
             if dtype == "bfloat16" and not bench.on_card and name not in _REHEARSED:
                 continue
             settings = merged(base, sections)
-            found = _outcome(bench, model, batch, settings, dtype, on_card=bench.on_card)
-            gap, metrics = _distance(found, exact), _metrics_gap(found, exact)
+            outcome = _outcome(bench, model, batch, settings, dtype, on_card=bench.on_card)
+            gap, metrics = _distance(outcome, exact), _metrics_gap(outcome, exact)
             if dtype == "float32":
                 allowed, ok = _FLOAT32_BOUND, metrics <= _METRICS_BOUND
             else:
@@ -134,11 +187,19 @@ def _cases(
 
 
 def _outcome(
-    bench: Bench, model: Path, batch: TrainBatch, sections: Sections, dtype: str, *, on_card: bool
+    bench: Bench,
+    model: Path,
+    batch: TrainBatch,
+    sections: Sections,
+    dtype: str,
+    *,
+    on_card: bool,
+    half_scale: int = 0,
 ) -> _Outcome:
     config = bench.config(merged(sections, {"model": {"dtype": dtype}}), on_card=on_card)
     learner = Learner(config, model)
-    metrics, _ = learner.learn(batch)
+    with _in_float16(learner, half_scale) if half_scale else nullcontext():
+        metrics, _ = learner.learn(batch)
     return _Outcome(
         {
             name: torch.cat(
@@ -158,16 +219,16 @@ def _outcome(
     )
 
 
-def _distance(found: _Outcome, expected: _Outcome) -> float:
+def _distance(outcome: _Outcome, expected: _Outcome) -> float:
     return max(
-        float((found.gradients[name] - wanted).norm() / wanted.norm())
-        for name, wanted in expected.gradients.items()
+        float((outcome.gradients[name] - exact).norm() / exact.norm())
+        for name, exact in expected.gradients.items()
     )
 
 
-def _metrics_gap(found: _Outcome, expected: _Outcome) -> float:
+def _metrics_gap(outcome: _Outcome, expected: _Outcome) -> float:
     return max(
-        abs(found.metrics[key] - value) / max(abs(value), 1.0)
+        abs(outcome.metrics[key] - value) / max(abs(value), 1.0)
         for key, value in expected.metrics.items()
     )
 
@@ -197,12 +258,12 @@ def _repeats_exactly(
         with _deterministic(warn_only=False):
             return *_repeats(bench, model, batch, sections), ""
     except RuntimeError as error:
-        said = str(error).splitlines()[0]
-        if "deterministic" not in said:
+        message = str(error).splitlines()[0]
+        if "deterministic" not in message:
             raise
     # Then attention's kernels, too, may add up in any order.
     with _deterministic(warn_only=True):
-        return *_repeats(bench, model, batch, sections), said
+        return *_repeats(bench, model, batch, sections), message
 
 
 def _repeats(bench: Bench, model: Path, batch: TrainBatch, sections: Sections) -> tuple[int, int]:

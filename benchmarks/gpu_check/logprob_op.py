@@ -1,6 +1,6 @@
-"""Part b: log-probs and entropy from hidden states, beside the plain way and the peers'.
+"""Part b: log-probs and entropy from hidden states, beside the plain way.
 
-The shape is Qwen2.5-0.5B's head on a card. TRL's and Liger's are measured if they are installed.
+The shape is Qwen2.5-0.5B's head on a card.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -25,7 +24,7 @@ _BOUNDS = {torch.float32: (1e-3, 1e-4), torch.bfloat16: (0.1, 0.05)}
 _MIB = 2**20
 
 Outputs = tuple[Tensor, ...]
-"""Log-probs and entropies, [N] each; of Liger only the mean negative log-prob."""
+"""Log-probs and entropies, [N] each."""
 Contestant = Callable[[Tensor, Tensor, Tensor], Outputs]
 
 
@@ -50,33 +49,8 @@ def ours(hidden: Tensor, weight: Tensor, targets: Tensor) -> Outputs:
     return token_logprobs_and_entropy(hidden, Head(weight), targets, temperature=_TEMPERATURE)
 
 
-def trl(hidden: Tensor, weight: Tensor, targets: Tensor) -> Outputs:
-    """Returns both by TRL's chunked function, with its trainer's chunk size."""
-    from trl.kernels.chunked_logprob import ChunkedLogProbFunction
-    from trl.trainer import utils
-
-    chunk = utils._CHUNKED_LOGPROB_CHUNK_SIZE
-    logprobs, entropy, *_ = ChunkedLogProbFunction.apply(
-        hidden, weight, None, targets, _TEMPERATURE, chunk, None, 1.0, ("entropy",)
-    )
-    return logprobs, entropy
-
-
-def liger(hidden: Tensor, weight: Tensor, targets: Tensor) -> Outputs:
-    """Returns the mean negative log-prob, at temperature 1: less than the others return."""
-    from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
-
-    return (LigerFusedLinearCrossEntropyLoss()(weight, hidden, targets),)
-
-
-_PEERS: dict[str, tuple[str, Contestant]] = {
-    "TRL's": ("trl", trl),
-    "Liger's": ("liger_kernel", liger),
-}
-
-
 def checks(bench: Bench) -> Iterator[Row]:
-    """Yields, for both types, ours and the peers' beside the plain way."""
+    """Yields, for both types, ours beside the plain way."""
     num_tokens, hidden_size, vocab = (
         (2_048, _HIDDEN, _VOCAB) if bench.on_card else (256, 32, 16_384)
     )
@@ -91,16 +65,11 @@ def checks(bench: Bench) -> Iterator[Row]:
         targets = torch.randint(vocab, (num_tokens,), generator=draw, device=bench.device)
         factors = normal(2, num_tokens)
 
-        def measure(contestant: Contestant) -> _Measured:
-            return _measured(bench, contestant, hidden, weight, targets, factors)  # noqa: B023  # called at once
-
         name = f"{num_tokens:,} x {hidden_size} x {vocab:,}, {str(dtype).removeprefix('torch.')}"
-        base = measure(plain)
+        base = _measured(bench, plain, hidden, weight, targets, factors)
         yield Row(f"plain, {name}", None, _numbers(base))
-        yield _judged(f"ours, {name}", measure(ours), base, _BOUNDS[dtype])
-        for peer, (package, contestant) in _PEERS.items():
-            if bench.on_card and find_spec(package) is not None:
-                yield _of_peer(f"{peer}, {name}", lambda c=contestant: measure(c))  # type: ignore[misc]
+        measured = _measured(bench, ours, hidden, weight, targets, factors)
+        yield _judged(f"ours, {name}", measured, base, _BOUNDS[dtype])
 
 
 def _measured(
@@ -139,27 +108,20 @@ def _numbers(measured: _Measured) -> dict[str, float | str]:
     return {"ms": 1e3 * measured.seconds, "MiB": measured.num_bytes / _MIB}
 
 
-def _judged(name: str, found: _Measured, base: _Measured, bounds: tuple[float, float]) -> Row:
+def _judged(name: str, measured: _Measured, base: _Measured, bounds: tuple[float, float]) -> Row:
     nats = max(
         float((x.float() - y.float()).abs().max())
-        for x, y in zip(found.outputs, base.outputs, strict=True)
+        for x, y in zip(measured.outputs, base.outputs, strict=True)
     )
     gradient = max(
         float((x.float() - y.float()).norm() / y.float().norm())
-        for x, y in zip(found.grads, base.grads, strict=True)
+        for x, y in zip(measured.grads, base.grads, strict=True)
     )
-    ok = nats <= bounds[0] and gradient <= bounds[1] and 2 * found.num_bytes < base.num_bytes
-    numbers = _numbers(found) | {
-        "of plain's time": found.seconds / base.seconds,
-        "of its memory": found.num_bytes / base.num_bytes,
+    ok = nats <= bounds[0] and gradient <= bounds[1] and 2 * measured.num_bytes < base.num_bytes
+    numbers = _numbers(measured) | {
+        "of plain's time": measured.seconds / base.seconds,
+        "of its memory": measured.num_bytes / base.num_bytes,
         "nats away": nats,
         "gradient away": gradient,
     }
     return Row(name, ok, numbers, f"allowed {bounds[0]:g}, {bounds[1]:g}, half the memory")
-
-
-def _of_peer(name: str, measure: Callable[[], _Measured]) -> Row:
-    try:
-        return Row(name, None, _numbers(measure()))
-    except Exception as error:  # noqa: BLE001  # a peer of another version is no fault of ours
-        return Row(name, None, note=f"{type(error).__name__}: {error}".splitlines()[0])

@@ -1,4 +1,4 @@
-"""Part c: the memory plan beside the peaks of real steps, of Qwen2.5's shapes with random weights.
+"""Parts c, i and j: the memory plan beside the peaks of real steps of Qwen2.5's shapes.
 
 Micro-batches are as full as the settings allow, as the plan assumes. The second step is measured:
 by then the optimizers' moments exist.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import gc
 import importlib.util
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -40,9 +41,10 @@ _VARIANTS: dict[str, Sections] = {
     "critic": {},
     "critic, checkpointing": _CHECKPOINTED,
     "critic, checkpointing, offload": merged(_CHECKPOINTED, {"resources": {"offload": True}}),
-    "critic, checkpointing, adapters": merged(_CHECKPOINTED, {"model": {"lora_rank": 32}}),
     "no critic, checkpointing": merged(_GRPO, _CHECKPOINTED),
 }
+_LORA: Sections = merged(_CHECKPOINTED, {"model": {"lora_rank": 32}})
+_ADAPTERS = {"critic, adapters": _LORA, "no critic, adapters": merged(_GRPO, _LORA)}
 if importlib.util.find_spec("bitsandbytes"):
     _VARIANTS["critic, checkpointing, 8-bit AdamW"] = merged(
         _CHECKPOINTED, {"actor": {"optimizer": "adamw_8bit"}}
@@ -57,11 +59,36 @@ _PHASES = {
 
 def checks(bench: Bench) -> Iterator[Row]:
     """Yields each shape with each way to save memory, if it fits by the plan."""
+    yield from _beside_the_plan(bench, _SIZES, _VARIANTS)
+
+
+def adapters(bench: Bench) -> Iterator[Row]:
+    """Part i: yields adapters, whose plans were 15% above the peak on 2026-11-27."""
+    yield from _beside_the_plan(bench, _SIZES[:2], _ADAPTERS)
+
+
+def micro_batches(bench: Bench) -> Iterator[Row]:
+    """Part j: yields seconds and memory of an update by tokens of a micro-batch."""
+    num_prompts, sizes = (64, (8_192, 16_384, 32_768, 65_536)) if bench.on_card else (4, (256, 512))
+    variants = {
+        f"{tokens:,} tokens a pass": merged(
+            _GRPO,
+            {"data": {"train_batch_size": num_prompts}},
+            {"actor": {"mini_batch_size": num_prompts, "micro_batch_tokens": tokens}},
+        )
+        for tokens in sizes
+    }
+    yield from _beside_the_plan(bench, _SIZES[:1], variants)
+
+
+def _beside_the_plan(
+    bench: Bench, sizes: Sequence[str], variants: Mapping[str, Sections]
+) -> Iterator[Row]:
     limit = torch.cuda.mem_get_info()[0] / _GIB - CUDA_GIB if bench.on_card else float("inf")
-    for size in _SIZES if bench.on_card else ("rehearsal",):
+    for size in sizes if bench.on_card else ("rehearsal",):
         fields = None if bench.on_card else _REHEARSED
         shape = ModelShape.from_folder(bench.model(size, fields))
-        for name, sections in _VARIANTS.items():
+        for name, sections in variants.items():
             config = _config(bench, sections)
             planned = learner_peak(memory_plan(shape, config)).total_bytes
             if planned / _GIB > limit:
@@ -119,7 +146,9 @@ def _on_card(
     for phase, planned in plan.items():
         numbers = {"planned GiB": planned, "measured GiB": peaks[phase]}
         yield Row(f"{size}, {name}, {phase}", None, numbers, is_case=True)
-    yield _row(f"{size}, {name}", max(plan.values()), max(peaks.values()), on_card=True)
+    seconds = {"s of the update": metrics["timing_s/update_actor"]}
+    row = _row(f"{size}, {name}", max(plan.values()), max(peaks.values()), on_card=True)
+    yield replace(row, numbers=row.numbers | seconds)
 
 
 def _rehearsed(bench: Bench, size: str, name: str, shape: ModelShape, config: RunConfig) -> Row:

@@ -17,12 +17,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from benchmarks.gpu_check.bench import TINY, Bench
 from benchmarks.gpu_check.report import Row
-from rl_core.data.prompts import OF_ITS_FILE_ALONE
 
 _NEEDED = "prefect", "duckdb", "hydra", "ray"
 _CARD_GIB = 24
@@ -49,9 +46,11 @@ def checks(bench: Bench) -> Iterator[Row]:
     if missing:
         yield Row("a preset's two steps", None, note=f"left out: no {', '.join(missing)}")
         return
+    from rl_core.sft.train import train_tokenizer
+
     has_vllm = find_spec("vllm") is not None
     model = bench.model("Qwen/Qwen2.5-1.5B", None if bench.on_card else TINY)
-    _write_tokenizer(model)
+    train_tokenizer((), vocab_size=258).save_pretrained(model)
     root = bench.folder / "outputs"
     settings = [*_SETTINGS, f"model.path={model}", f"storage.root={root}", "run_id=preset"]
     if bench.on_card:
@@ -79,8 +78,8 @@ def checks(bench: Bench) -> Iterator[Row]:
     if bench.on_card:
         numbers["GiB of the card at most"] = held[0]
     is_ok = done.returncode == 0 and len(rows) == _STEPS and held[0] <= _CARD_GIB
-    said = (done.stderr or done.stdout).strip().splitlines()[-1:]
-    yield Row("a preset's two steps", is_ok, numbers, "" if is_ok else " ".join(said))
+    message = (done.stderr or done.stdout).strip().splitlines()[-1:]
+    yield Row("a preset's two steps", is_ok, numbers, "" if is_ok else " ".join(message))
 
 
 def _call(command: str, *settings: str) -> subprocess.CompletedProcess[str]:
@@ -109,20 +108,3 @@ def _watched(held: list[float]) -> Iterator[None]:
     ended.set()
     if held:
         watcher.join()
-
-
-def _write_tokenizer(folder: Path) -> None:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {"<pad>": 0, "<eos>": 1} | {letter: i for i, letter in enumerate(alphabet, 2)}
-    of_bytes = Tokenizer(models.BPE(vocab, merges=[]))
-    of_bytes.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    of_bytes.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(
-        tokenizer_object=of_bytes,
-        eos_token="<eos>",
-        pad_token="<pad>",
-        padding_side="left",
-        clean_up_tokenization_spaces=False,
-        model_input_names=["input_ids", "attention_mask"],
-        auto_map=OF_ITS_FILE_ALONE,
-    ).save_pretrained(folder)

@@ -17,6 +17,10 @@ PARTS = {
     "f": "snapshot",
     "g": "generation",
     "h": "a preset in 24 GiB",
+    "i": "adapters' memory plan",
+    "j": "larger micro-batches",
+    "k": "vLLM's memory",
+    "l": "float16",
 }
 WHOLE = "whole part"
 """The row that ends a part, however the part ended."""
@@ -66,8 +70,8 @@ def run_part(name: str, part: Part, file: Path) -> bool:
             append(file, {"part": name, **asdict(row)})
             ok &= row.ok is not False
     except Exception as error:  # noqa: BLE001  # an error of one part must not end the others
-        said = str(error).strip().splitlines() or [""]
-        ok, note = False, f"{type(error).__name__}: {said[0]}"
+        message = (str(error).strip().splitlines() or [""])[0]
+        ok, note = False, f"{type(error).__name__}: {message}"
     end_part(name, file, ok=ok, note=note, seconds=perf_counter() - start)
     return ok
 
@@ -85,10 +89,10 @@ def unfinished(parts: Sequence[str], lines: Sequence[Line]) -> list[str]:
 
 
 def table(lines: Sequence[Line]) -> str:
-    """Returns what was found, as Markdown: the machine, then a row per check."""
+    """Returns all lines as Markdown: the machine, then a row per check."""
     machine = next((line for line in lines if "part" not in line), {})
-    said = ", ".join(f"{name} {value}" for name, value in machine.items())
-    return "\n".join([said, "", *_rows([line for line in lines if "part" in line])])
+    facts = ", ".join(f"{name} {value}" for name, value in machine.items())
+    return "\n".join([facts, "", *_rows([line for line in lines if "part" in line])])
 
 
 def _rows(lines: Sequence[Line]) -> Iterator[str]:

@@ -20,7 +20,7 @@ from flows.cli.terminal import WarningHandler
 from flows.errors import BadInputError, RunFailedError, one_line
 from flows.prefect_patches.own_settings import ignore_working_folder
 from rl_core.system.log_file import OUR_LOGGERS, listening
-from rl_core.system.process_env import apply_defaults
+from rl_core.system.process_env import apply_defaults, importing
 from rl_core.system.redaction import redact
 from rl_core.system.words import in_one_line, printable
 from tasks.preflight_checks import PreflightError
@@ -94,9 +94,10 @@ def _outcome(arguments: Sequence[str]) -> tuple[int, str]:
     options.pop("json", None)
     try:
         command = COMMANDS[options.pop("command")]
-        if command.starts_anew:
-            resolve_name("flows.settings.compose:compose")(options["words"])
-        function = resolve_name(f"flows.cli.{command.function}")
+        with importing():
+            if command.starts_anew:
+                resolve_name("flows.settings.compose:compose")(options["words"])
+            function = resolve_name(f"flows.cli.{command.function}")
         _heed_signals()
         with listening(WarningHandler(logging.WARNING), OUR_LOGGERS):
             function(options.pop("words"), **options)

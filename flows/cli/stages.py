@@ -30,6 +30,7 @@ from rl_core.runs.lock import started
 from rl_core.runs.run_folder import RunFolder
 from rl_core.storage.mirror import mirrored
 from rl_core.system.log_file import listening
+from rl_core.system.process_env import importing
 from rl_core.system.words import printable
 from rl_core.tracking.wandb_tracker import sync_run
 from tasks import preflight as checks
@@ -55,7 +56,8 @@ def run(overrides: Sequence[str]) -> None:
     server = start_private_server()
     with _shown(links=server is None, trains=True):
         overrides = [*overrides, *_continued(config)]
-        from flows.countdown_train import countdown_train  # while the server starts
+        with importing():
+            from flows.countdown_train import countdown_train  # while the server starts
 
         if server is not None:
             server.connect()

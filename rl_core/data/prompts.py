@@ -1,6 +1,6 @@
 """Stage 2: a model's folder, its tokenizer, and messages -> prompt text and token ids."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, cast
@@ -30,6 +30,8 @@ Without it AutoTokenizer (transformers 5) ignores `tokenizer_class` in a `qwen2`
 Qwen's own splitting and NFC around the file's merges."""
 _PROBE = "Using the numbers [19, 36, 55, 7], create 98.\n<think> 55 + 36 = 91, 91 + 7 = 98 yes"
 _ANSWER = "Yes, 7 is odd."
+_TOGETHER = 1_024
+"""Prompts that are tokenized by one call; all of a large data set would take some GB."""
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
@@ -138,13 +140,26 @@ def encode_prompt(
     beginning-of-text token if the tokenizer writes one (Llama's, Gemma's; Qwen's has none); special
     tokens in it (`<|im_start|>`) are recognised.
     """
-    text = _prompt_text(messages, tokenizer, chat_template=chat_template)
-    # A chat template writes its own special tokens.
-    ids = tokenizer.encode(text, add_special_tokens=False)
+    return next(_encoded([messages], tokenizer, chat_template))
+
+
+def _encoded(
+    prompts: Sequence[Sequence[Message]],
+    tokenizer: PreTrainedTokenizerBase,
+    chat_template: ChatTemplate,
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yields what `encode_prompt` returns; by one call for many prompts: a fifth of the time."""
     beginning = [] if chat_template else _beginning(tokenizer)
-    if ids[:1] == beginning:
-        beginning = []
-    return f"{tokenizer.decode(beginning)}{text}", (*beginning, *ids)
+    for start in range(0, len(prompts), _TOGETHER):
+        texts = [
+            _prompt_text(messages, tokenizer, chat_template=chat_template)
+            for messages in prompts[start : start + _TOGETHER]
+        ]
+        # A chat template writes its own special tokens.
+        encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False)
+        for text, ids in zip(texts, encoded["input_ids"], strict=True):
+            first = [] if ids[:1] == beginning else beginning
+            yield f"{tokenizer.decode(first) if first else ''}{text}", (*first, *ids)
 
 
 def check_embedded(ids: Iterable[Sequence[int]], tokenizer: PreTrainedTokenizerBase) -> None:
@@ -168,9 +183,10 @@ def prompted(
     problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase, *, chat_template: ChatTemplate
 ) -> list[PromptedProblem]:
     """Returns problems with their prompts as text and as ids; see `check_embedded`."""
+    prompts = _encoded([problem.messages for problem in problems], tokenizer, chat_template)
     items = [
-        PromptedProblem(p, *encode_prompt(p.messages, tokenizer, chat_template=chat_template))
-        for p in problems
+        PromptedProblem(problem, text, ids)
+        for problem, (text, ids) in zip(problems, prompts, strict=True)
     ]
     check_embedded((item.prompt_ids for item in items), tokenizer)
     return items
@@ -196,13 +212,8 @@ def count_tokens(
     *,
     chat_template: ChatTemplate,
 ) -> list[int]:
-    """Returns how many token ids `encode_prompt` gives for each prompt, tokenized as one batch."""
-    texts = [_prompt_text(messages, tokenizer, chat_template=chat_template) for messages in prompts]
-    if not texts:
-        return []
-    encoded = tokenizer(texts, add_special_tokens=False, return_attention_mask=False)
-    beginning = [] if chat_template else _beginning(tokenizer)
-    return [len(ids) + (ids[:1] != beginning) * len(beginning) for ids in encoded["input_ids"]]
+    """Returns how many token ids `encode_prompt` gives for each prompt."""
+    return [len(ids) for _, ids in _encoded(prompts, tokenizer, chat_template)]
 
 
 def _prompt_text(

@@ -14,6 +14,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +25,7 @@ from rl_core.errors import out_of_memory_as
 from rl_core.resources.memory_need import takes_turns
 from rl_core.system.atomic import is_disk_full, open_own
 from rl_core.system.log_file import RedactingFormatter
-from rl_core.system.process_env import apply_defaults, hide_cuda_only_packages
+from rl_core.system.process_env import apply_defaults, hide_cuda_only_packages, importing
 from rl_core.system.process_group import dump_stacks_on_request
 from rl_core.types import Completion, GenerationRequest, Rollout, SamplingSettings
 
@@ -112,10 +113,11 @@ class LearnerActor:
     def load(self, config: RunConfig, model_path: Path, resume_from: Path | None) -> None:
         """Loads the models; not in the constructor, so that errors keep their type."""
         with out_of_memory_as("load_learner"):
-            import torch
+            with importing():
+                import torch
 
-            from rl_core.learner.learner import Learner
-            from rl_core.learner.ranks import ALONE
+                from rl_core.learner.learner import Learner
+                from rl_core.learner.ranks import ALONE
 
             ranks = self._ranks = self._ranks or ALONE
             self._learner = Learner(config, model_path, resume_from, ranks)
@@ -228,7 +230,10 @@ class RolloutActor:
         Returns what `set_weights` does.
         """
         with out_of_memory_as("load_engine"):
-            from rl_core.rollout.adaptive_engine import AdaptiveEngine
+            with importing():
+                from rl_core.rollout.adaptive_engine import AdaptiveEngine
+
+                import_module(f"rl_core.rollout.{config.rollout.engine}_engine")
 
             self._engine = AdaptiveEngine(config, model_path)
         _logger.info(

@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from rl_core.system.process_env import apply_defaults, borrow, hide_cuda_only_packages
+from rl_core.system.process_env import apply_defaults, borrow, hide_cuda_only_packages, importing
 
 apply_defaults()
 hide_cuda_only_packages()
@@ -114,7 +114,8 @@ def _call(request: Mapping[str, Any], reporter: Reporter) -> bool:
     """Does a job and returns whether it is done; if it failed and nothing is kept, exits."""
     borrow(request["lent"])
     try:
-        function, arguments = unpack(request["job"])
+        with importing():
+            function, arguments = unpack(request["job"])
         result = function(reporter, **arguments)
     except Exception as error:  # whatever it is, the parent raises it
         _logger.exception("%s failed:", sys.argv[1])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rl_core.config.run import RunConfig
 from rl_core.runs.lock import training
 from rl_core.runs.run_folder import RunFolder
-from rl_core.system.process_env import without_torch
+from rl_core.system.process_env import importing, without_torch
 from rl_core.system.signals import LEAVING_S
 from rl_core.system.waits import OF_TRAINING, Waits
 from rl_core.workers.kept import KeptEngines
@@ -50,7 +50,7 @@ def train_for_parent(
     # Other trainers merge an adapter, unpack a teacher's file or run a user's code.
     loads_no_model = not config.model.lora_rank and config.teacher.path is None
     is_ours = type(config.env).__module__.startswith("rl_core.")
-    with without_torch() if loads_no_model and is_ours else nullcontext():
+    with importing(), without_torch() if loads_no_model and is_ours else nullcontext():
         from rl_core.evaluator import ask_trained
         from rl_core.training import Training
 

@@ -1,4 +1,6 @@
+import gc
 import os
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from rl_core.system.process_env import (
     borrow,
     credentials_for,
     environment_of_child,
+    importing,
     is_credential,
     process_environment,
 )
@@ -177,3 +180,14 @@ def test_children_find_no_program_and_no_library_in_the_working_folder(given, tm
         assert all(place.startswith("/") for place in places.split(":")), found
     assert ("/usr/lib" in found["LD_LIBRARY_PATH"].split(":")) == ("/usr/lib" in given)
     assert found["cache"] == f"{tmp_path}/.cache/countdown-train/torchinductor"  # not in /tmp
+
+
+def test_the_collector_rests_during_imports_and_never_looks_at_them_again():
+    frozen = gc.get_freeze_count()
+    with importing():
+        assert not gc.isenabled()
+    with pytest.raises(ModuleNotFoundError), importing():
+        import_module("no_such_module")
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > frozen
+    gc.unfreeze()
