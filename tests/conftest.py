@@ -28,6 +28,7 @@ from typing import NamedTuple  # noqa: E402
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 
+from tests.support import programs  # noqa: E402
 from tests.support.chaos import Ledger, as_table, faults_of  # noqa: E402
 
 # Other work on the machine makes single examples slow: time is measured in benchmarks/, not here.
@@ -152,6 +153,12 @@ def of_all_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that pytest's workers share."""
     base = tmp_path_factory.getbasetemp()
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shares_a_database(of_all_workers: Path) -> None:
+    """Lets all workers copy one empty database of Prefect's."""
+    programs.shared_folder = of_all_workers
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ from tests.support.programs import living, own_prefect, started
 from tests.support.runs import short, steps_below
 from tests.support.waiting import wait_for
 
-NUM_STEPS = 60
+NUM_STEPS = 40
 FIRST_SAVED = 5
 RICHER = "budget.max_hours=1"
 

@@ -27,7 +27,7 @@ from tests.support.waiting import wait_for
 ROOT = Path(__file__).parent.parent.parent
 PROGRAM = [str(Path(sys.executable).with_name("countdown-train"))]
 LIMIT_S = 600
-NUM_STEPS = 60
+NUM_STEPS = 40
 """Of 0.3 s each: a stop may take some seconds, and two must fall into one run."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]

@@ -28,8 +28,8 @@ assert login[1] not in told
 """
 
 
-def environment_of(home: Path) -> dict[str, str]:
-    return own_prefect(home) | {"http_proxy": "http://127.0.0.1:9"}
+def environment_of(home: Path, *, is_new: bool = False) -> dict[str, str]:
+    return own_prefect(home, is_new=is_new) | {"http_proxy": "http://127.0.0.1:9"}
 
 
 @pytest.mark.slow
@@ -75,7 +75,7 @@ def test_a_server_that_does_not_start_says_why_and_what_to_do(tmp_path):
         database.commit()
     said = {"of_a_newer_prefect": newer, "Not a directory": file / "home"}
     for why, home in said.items():
-        done = python(START, env=environment_of(home), timeout_s=300)
+        done = python(START, env=environment_of(home, is_new=True), timeout_s=300)
         *_, reason, remedy = done.stderr.splitlines()
         assert "the private Prefect server did not start: " in reason
         assert why in reason
@@ -86,7 +86,7 @@ def test_a_server_that_does_not_start_says_why_and_what_to_do(tmp_path):
 @pytest.mark.slow
 def test_the_first_two_runs_on_a_machine_may_start_at_once(tmp_path):
     """Each starts a server, and the first server of a PREFECT_HOME makes its database."""
-    environment = environment_of(tmp_path / "prefect")
+    environment = environment_of(tmp_path / "prefect", is_new=True)
     runs = [
         subprocess.Popen([sys.executable, "-c", START], env=environment, stderr=subprocess.PIPE)
         for _ in range(2)
