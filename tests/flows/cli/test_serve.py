@@ -29,11 +29,10 @@ from tests.support.harness import LIMIT_S, ROOT, FlowRun, Prefect
 from tests.support.http_server import answering
 from tests.support.listeners import hook
 from tests.support.programs import command_lines, run, started
-from tests.support.strangers import NOBODY, fake_prefect_as, only_root
+from tests.support.strangers import NOBODY, STRANGER, fake_prefect_as, only_root
 from tests.support.waiting import wait_for
 
 _STOPPED_WITHIN_S = 300
-STRANGER = NOBODY if os.geteuid() == 0 else os.geteuid()
 
 
 class Served(Prefect):
