@@ -54,10 +54,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 LONGEST = """
-ui_buttons nights supervisor flips ranks run serve trainer faults server machines go_on storage
-readme cluster hostile_answers gpu_check flow_run_page memory_plan two_workers third_env
+ui_buttons trainer nights ranks supervisor gpu_check flips faults readme memory_plan serve soak
+cluster server engines run evaluate_checkpoint kept machines own_algorithms go_on elastic_engines
+storage hostile_answers two_workers flow_run_page third_env
 """
-"""Files of the slow tier that take minutes, longest first."""
+"""Files of the slow tier that take minutes, longest first; beside one that waits, one computes."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
