@@ -1,5 +1,6 @@
 """Process environment of the test session, and a tiny model folder that any test may load."""
 
+import gc
 import importlib.util
 import logging
 import os
@@ -10,6 +11,8 @@ from pathlib import Path
 
 from rl_core.system.process_env import apply_defaults, hide_cuda_only_packages, process_environment
 
+# Looking for cycles among what imports leave takes a quarter of the CPU of collecting all tests.
+gc.set_threshold(50_000, 10, 10)
 os.environ.update(process_environment(num_threads=1, on_gpu=False))
 apply_defaults()
 hide_cuda_only_packages()
@@ -28,6 +31,7 @@ from typing import NamedTuple  # noqa: E402
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 
+from tests.support import programs  # noqa: E402
 from tests.support.chaos import Ledger, as_table, faults_of  # noqa: E402
 
 # Other work on the machine makes single examples slow: time is measured in benchmarks/, not here.
@@ -53,10 +57,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 LONGEST = """
-ui_buttons nights supervisor flips ranks run serve trainer faults server machines go_on storage
-readme cluster hostile_answers gpu_check flow_run_page memory_plan two_workers third_env
+ui_buttons trainer nights ranks supervisor gpu_check flips faults readme memory_plan serve soak
+cluster server engines run evaluate_checkpoint kept machines own_algorithms go_on elastic_engines
+storage hostile_answers two_workers flow_run_page third_env
 """
-"""Files of the slow tier that take minutes, longest first."""
+"""Files of the slow tier that take minutes, longest first; beside one that waits, one computes."""
+
+
+def pytest_collection_finish() -> None:
+    """Leaves what was imported out of later collections, which the product itself asks for."""
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -152,6 +162,12 @@ def of_all_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that pytest's workers share."""
     base = tmp_path_factory.getbasetemp()
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shares_a_database(of_all_workers: Path) -> None:
+    """Lets all workers copy one empty database of Prefect's."""
+    programs.shared_folder = of_all_workers
 
 
 @pytest.fixture(scope="session")

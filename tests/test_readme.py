@@ -367,6 +367,8 @@ def test_every_command_does_what_it_says(place, tiny_overrides, capsys, monkeypa
             continue
         if line == "compare RUN RUN":
             words = ["RUN", "RUN2"]
+        if line == "generate preset=tinyzero-3b":
+            words.append("data.train_size=4000")  # all of them: tasks/test_generate.py
         if line.startswith("evaluate") and "against" in line:
             words = ["checkpoint=RUN/base", "against=RUN"]
         if command == "data":  # of the run's data set

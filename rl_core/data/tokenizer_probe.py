@@ -46,7 +46,7 @@ def why_unusable(folder: Path) -> str | None:
 
 @cache
 def _why_unusable(folder: Path, _times: tuple[int, ...]) -> str | None:
-    child = Child("rl_core.data.tokenizer_probe", folder, environment=_ONE_THREAD)
+    child = Child("rl_core.data.tokenizer_probe", folder, _MOST_CPU_S, environment=_ONE_THREAD)
     part = TOKENIZER
     try:
         while (message := child.receive()).get("next") is not None:
@@ -120,7 +120,7 @@ def _main() -> None:
     channel = channel_to_parent()
     folder = Path(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_AS, (_MOST_BYTES, _MOST_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (_MOST_CPU_S, _MOST_CPU_S + 5))
+    resource.setrlimit(resource.RLIMIT_CPU, (int(sys.argv[2]), int(sys.argv[2]) + 5))
     wrong = None
     try:
         if (folder / TOKENIZER).is_file():

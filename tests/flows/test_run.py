@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from tests.support.waiting import wait_for
 ROOT = Path(__file__).parent.parent.parent
 PROGRAM = [str(Path(sys.executable).with_name("countdown-train"))]
 LIMIT_S = 600
-NUM_STEPS = 60
+NUM_STEPS = 40
 """Of 0.3 s each: a stop may take some seconds, and two must fall into one run."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -42,11 +42,13 @@ class Place:
         self.traps = set_traps(folder / "cwd")
         self.arguments = ["run", *overrides, f"storage.root={self.root}"]
 
-    def start(self, *more: str, instead: Sequence[str] = ()) -> subprocess.Popen[str]:
-        environment = own_prefect(self.home) | SECRETS | {"PYTHONPATH": str(ROOT)}
-        environment["http_proxy"] = "http://127.0.0.1:9"  # nothing is there: loopback needs none
+    def start(
+        self, *more: str, instead: Sequence[str] = (), environment: Mapping[str, str] = {}
+    ) -> subprocess.Popen[str]:
+        variables = own_prefect(self.home) | SECRETS | {"PYTHONPATH": str(ROOT)}
+        variables["http_proxy"] = "http://127.0.0.1:9"  # nothing is there: loopback needs none
         words = (*(instead or self.arguments), *more)
-        return started(*PROGRAM, *words, cwd=self.traps, env=environment)
+        return started(*PROGRAM, *words, cwd=self.traps, env=variables | dict(environment))
 
     def run(self, *more: str, instead: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
         process = self.start(*more, instead=instead)

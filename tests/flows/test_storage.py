@@ -71,6 +71,7 @@ def test_faults_of_s3_and_a_move_change_nothing(tmp_path, tiny_overrides, s3_por
 
     total_steps = f"trainer.total_steps={last_done + MORE_STEPS}"
     second = start(two, "run", [*on_s3, total_steps], s3_port)
+    alone = start(calm, "train", [*settings, total_steps], s3_port)
     out, said = second.communicate(timeout=LIMIT_S)
     assert second.returncode == 0, said
     resumed = RunFolder.under(spool(two), "r")
@@ -80,9 +81,8 @@ def test_faults_of_s3_and_a_move_change_nothing(tmp_path, tiny_overrides, s3_por
     assert reasons == ["started", "continued"]
     assert record.attempts[1].from_step == last_done
 
-    alone = start(calm, "train", [*settings, total_steps], s3_port)
-    _, said = alone.communicate(timeout=LIMIT_S)
-    assert alone.returncode == 0, said
+    _, of_calm = alone.communicate(timeout=LIMIT_S)
+    assert alone.returncode == 0, of_calm
     assert comparable(resumed) == comparable(RunFolder.under(calm / "outputs", "r"))
 
     there = ObjectStore(s3.URL).list()

@@ -250,7 +250,7 @@ class StoppedError(Exception):
 
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_a_stop_while_responses_are_written_saves_at_once_and_resumes_exactly(
-    tmp_path, tiny_model_path, monkeypatch, request, staleness
+    tmp_path, tiny_model_path, monkeypatch, whole, staleness
 ):
     def stop(number: int, frame: object) -> None:
         raise StoppedError
@@ -272,15 +272,13 @@ def test_a_stop_while_responses_are_written_saves_at_once_and_resumes_exactly(
     assert newest.step == last
     assert [row["step"] for row in comparable(run)] == list(range(last + 1))
 
+    if staleness:
+        return  # a step that was begun ahead begins anew: tasks/supervision/test_supervisor.py
     resumed = train_until(config, tiny_model_path)
-    steps = [row["step"] for row in comparable(resumed)]
-    assert steps == list(range(STEPS + 1))
-    if not staleness:  # what was begun ahead is begun anew, with newer weights
-        whole = request.getfixturevalue("whole")
-        assert comparable(resumed) == comparable(whole)
-        assert rollouts(resumed).equals(rollouts(whole))
-        latest_of = [saved_files(r.path / "checkpoints" / "latest") for r in (resumed, whole)]
-        assert latest_of[0] == latest_of[1]
+    assert comparable(resumed) == comparable(whole)
+    assert rollouts(resumed).equals(rollouts(whole))
+    latest_of = [saved_files(r.path / "checkpoints" / "latest") for r in (resumed, whole)]
+    assert latest_of[0] == latest_of[1]
 
 
 def test_one_step_ahead_learns_from_the_policy_before_but_never_across_a_checkpoint(

@@ -24,7 +24,6 @@ from tests.support.waiting import wait_for
 
 ROOT = Path(__file__).parent.parent.parent
 BENCHMARKS = ROOT / "benchmarks"
-PREFECT = str(Path(sys.executable).with_name("prefect"))
 WORKER = ("worker", "start", "--pool", "countdown", "--type", "process", "--limit", "1")
 LIMIT_S = 600
 _STOP_TIMEOUT_S = 30
@@ -45,7 +44,9 @@ class Prefect:
         self.environment = programs.own_prefect(folder / "prefect") | own | dict(settings)
 
     def command(self, *arguments: str, cwd: Path = ROOT) -> str:
-        done = programs.run(PREFECT, *arguments, cwd=cwd, env=self.environment, timeout_s=LIMIT_S)
+        done = programs.run(
+            programs.PREFECT, *arguments, cwd=cwd, env=self.environment, timeout_s=LIMIT_S
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -53,7 +54,7 @@ class Prefect:
         """Starts a command that keeps running, in a process group of its own."""
         with (self.folder / f"{arguments[0]}.log").open("a") as log:
             return subprocess.Popen(
-                [PREFECT, *arguments],
+                [programs.PREFECT, *arguments],
                 cwd=ROOT,
                 env=self.environment,
                 stdout=log,

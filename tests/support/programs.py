@@ -1,6 +1,7 @@
 """Programs that run to their end, what they wrote, and what lives of them."""
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -10,15 +11,44 @@ from pathlib import Path
 
 import psutil
 
+from rl_core.system.atomic import alone_in
+
 Done = subprocess.CompletedProcess[str]
 MAIN = "from flows.cli.main import main; main()"
 PROGRAM = [sys.executable, "-c", MAIN]
+PREFECT = str(Path(sys.executable).with_name("prefect"))
+DATABASE = "prefect.db"
 
 
-def own_prefect(home: Path) -> dict[str, str]:
-    """Returns this environment with a PREFECT_HOME of a test's own, and without a server."""
+shared_folder: Path | None = None
+"""Of this session's tests, in all of pytest's workers; conftest.py fills it in."""
+
+
+def own_prefect(home: Path, *, is_new: bool = False) -> dict[str, str]:
+    """Returns this environment with a PREFECT_HOME of a test's own, and without a server.
+
+    It has an empty database, which takes a server 4 s of CPU to make, unless it is to be new.
+    """
+    database = home / DATABASE
+    if shared_folder and not is_new and not database.exists():
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shutil.copyfile(_empty_database(shared_folder / "empty"), database)
     there = {"PREFECT_HOME": str(home), "PREFECT_RESULTS_LOCAL_STORAGE_PATH": f"{home}/storage"}
     return {k: v for k, v in os.environ.items() if k != "PREFECT_API_URL"} | there
+
+
+def _empty_database(home: Path) -> Path:
+    """Returns the database of a home without runs, which the first caller of a session makes."""
+    home.mkdir(exist_ok=True)
+    done = home / "done"
+    with alone_in(home, wait=True):
+        if not done.exists():
+            upgrade = (PREFECT, "server", "database", "upgrade", "--yes")
+            made = run(*upgrade, env=own_prefect(home, is_new=True))
+            assert made.returncode == 0, made.stdout + made.stderr
+            assert not (home / f"{DATABASE}-wal").exists()  # all is in the one file
+            done.touch()
+    return home / DATABASE
 
 
 def run(

@@ -19,6 +19,8 @@ from tests.support import fake_prefect
 from tests.support.waiting import wait_for
 
 NOBODY = 65534
+STRANGER = NOBODY if os.geteuid() == 0 else os.geteuid()
+"""Another user, where we can become one."""
 only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
 

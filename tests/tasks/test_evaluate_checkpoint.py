@@ -29,9 +29,9 @@ def write_data(folder: Path, num_problems: int) -> Path:
     return write_test_split(folder, [f"Make {2 + i} of 2 and {i}: " for i in range(num_problems)])
 
 
-def settings(root: Path, **evaluation: int) -> RunConfig:
+def settings(root: Path, engine: str = "vllm", **evaluation: int) -> RunConfig:
     data = {"max_prompt_length": 48, "max_response_length": 16}
-    rollout = {"engine": "vllm", "kv_cache_mib": 16, "max_num_seqs": 8}
+    rollout = {"engine": engine, "kv_cache_mib": 16, "max_num_seqs": 8}
     evaluation = {"samples_per_problem": 3} | evaluation
     return settings_of_a_run(root, data=data, rollout=rollout, evaluation=evaluation)
 
@@ -68,14 +68,15 @@ def test_a_checkpoint_gives_the_same_rows_and_is_as_good_as_itself(tmp_path, tin
     assert (result.comparison.verdict, result.comparison.p_value) == ("cannot tell", 1.0)
     assert [s.accuracy for s in result.summaries] == [result.summaries[0].accuracy] * 2
 
-    # So are a checkpoint that holds only an adapter, and the merged model.
+    # So are a checkpoint that holds only an adapter, and the merged model; hf starts sooner.
     digest = base_digest(tiny_model_path)
     adapter = save_checkpoint(
         run.path, 8, partial(save_learner, tiny_model_path), 0.5, base_sha256=digest
     )
     merged = resolve_model(str(adapter), tmp_path)
     named = (find_model("r/step_000008", config.storage.root), find_model(str(merged), tmp_path))
-    answers = [read_rows(file) for file in evaluate_models(config, data, *named).files]
+    by_hf = settings(tmp_path / "out", "hf")
+    answers = [read_rows(file) for file in evaluate_models(by_hf, data, *named).files]
     assert without_labels(answers[0]) == without_labels(answers[1]) != without_labels(plain)
 
     # A problem's rows do not depend on those asked beside it.

@@ -85,7 +85,7 @@ from tests.tasks.test_generate import settings
 
 num_events = die_at_event(int(sys.argv[2]))
 print("starting", flush=True)
-generate_dataset(settings(pathlib.Path(sys.argv[1]), train_size=12_000))
+generate_dataset(settings(pathlib.Path(sys.argv[1]), train_size=4_000))
 print(num_events(), flush=True)
 """
 
@@ -109,11 +109,11 @@ def test_a_killed_generation_leaves_nothing_that_looks_finished(tmp_path):
     undisturbed = start_generating(tmp_path / "whole")
     said, _ = undisturbed.communicate()
     duration, num_events = time.monotonic() - started, int(said)
-    whole = contents(dataset_folder(settings(tmp_path / "whole", train_size=12_000)))
+    whole = contents(dataset_folder(settings(tmp_path / "whole", train_size=4_000)))
     assert set(whole) == {"train.parquet", "test.parquet"}
     num_halves = 0
     for number, fatal_event in enumerate((0, *range(num_events - 2, num_events + 1))):
-        config = settings(tmp_path / f"killed_{number}", train_size=12_000)
+        config = settings(tmp_path / f"killed_{number}", train_size=4_000)
         folder = dataset_folder(config)
         process = start_generating(config.storage.root, fatal_event)
         if not fatal_event:
@@ -125,7 +125,7 @@ def test_a_killed_generation_leaves_nothing_that_looks_finished(tmp_path):
             assert contents(folder) == whole, "what has its name is whole"
     assert num_halves > 0
     for number in range(4):
-        config = settings(tmp_path / f"killed_{number}", train_size=12_000)
+        config = settings(tmp_path / f"killed_{number}", train_size=4_000)
         assert contents(generate_dataset(config)) == whole
         assert data_sets(config.storage.root) == [dataset_folder(config).name]
 

@@ -46,7 +46,8 @@ def test_over_ssh_it_says_how_to_see_it_from_there(cli, tmp_path, no_screen, mon
 
 @pytest.mark.slow
 def test_the_ui_of_a_serve_that_is_up(tmp_path, monkeypatch):
-    environment = own_prefect(tmp_path) | {"SSH_CONNECTION": "10.0.0.1 50000 10.0.0.2 22"}
+    over_ssh = {"SSH_CONNECTION": "10.0.0.1 50000 10.0.0.2 22"}
+    environment = own_prefect(tmp_path, is_new=True) | over_ssh
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
         environment.pop(name, None)
     (tmp_path / "serve").mkdir()

@@ -100,7 +100,7 @@ def victim(code: str, port: int, home: Path, *, plugin: bool = True, **more: str
         "PREFECT_PLUGINS_ENABLED": str(plugin).lower(),
         **more,
     }
-    return python(code, env=own_prefect(home) | settings, timeout_s=300)
+    return python(code, env=own_prefect(home, is_new=True) | settings, timeout_s=300)
 
 
 def answers(port: int) -> bool:

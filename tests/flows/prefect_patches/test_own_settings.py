@@ -48,7 +48,8 @@ with get_client(sync_client=True) as client:
 
 
 def called(home: Path, cwd: Path, *words: str) -> Done:
-    return run(PROGRAM, *words, f"storage.root={home / 'out'}", cwd=cwd, env=own_prefect(home))
+    environment = own_prefect(home, is_new=True)
+    return run(PROGRAM, *words, f"storage.root={home / 'out'}", cwd=cwd, env=environment)
 
 
 @pytest.mark.parametrize(
@@ -67,9 +68,8 @@ def test_the_checkouts_and_the_users_settings_count_in_any_folder(first, tmp_pat
     home, cwd = tmp_path / "home", set_traps(tmp_path / "cwd")
     home.mkdir()
     (home / "profiles.toml").write_text(PROFILES)
-    done = python(
-        READ.format(first=first), cwd=cwd, env=own_prefect(home) | {"PYTHONSAFEPATH": "1"}
-    )
+    environment = own_prefect(home, is_new=True) | {"PYTHONSAFEPATH": "1"}
+    done = python(READ.format(first=first), cwd=cwd, env=environment)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == {
         "vacuum": 7_776_000,

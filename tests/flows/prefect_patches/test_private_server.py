@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from tests.support.programs import own_prefect, python
-from tests.support.strangers import NOBODY, fake_prefect_as, only_root
+from tests.support.strangers import STRANGER, fake_prefect_as
 
 START = """
 from flows.prefect_patches.private_server import start_private_server
@@ -28,40 +28,34 @@ assert login[1] not in told
 """
 
 
-def environment_of(home: Path) -> dict[str, str]:
-    return own_prefect(home) | {"http_proxy": "http://127.0.0.1:9"}
+def environment_of(home: Path, *, is_new: bool = False) -> dict[str, str]:
+    return own_prefect(home, is_new=is_new) | {"http_proxy": "http://127.0.0.1:9"}
 
 
 @pytest.mark.slow
-def test_only_its_run_can_use_it_and_it_ends_with_one_that_is_killed(tmp_path):
+def test_only_its_run_can_use_it_or_its_port_and_it_ends_with_one_that_is_killed(tmp_path):
+    """A port that stands in a command line, and is free for the seconds of imports, is taken."""
     wait = "print(server._process.pid, flush=True); input()"
-    run = subprocess.Popen(
-        [sys.executable, "-c", START + ATTACK + wait],
-        env=environment_of(tmp_path / "prefect"),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with run:
+    with (
+        fake_prefect_as(STRANGER) as fake,
+        subprocess.Popen(
+            [sys.executable, "-c", START + ATTACK + wait],
+            env=environment_of(tmp_path / "prefect"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as run,
+    ):
         assert run.stdout is not None
         *answers, pid = (run.stdout.readline().strip() for _ in range(4))
         assert answers == ["401", "401", "201"]
+        assert fake.requests == []
         server = psutil.Process(int(pid))
         run.kill()
     _, left = psutil.wait_procs([server], timeout=120)
     for process in left:
         process.kill()
     assert not left
-
-
-@only_root
-@pytest.mark.slow
-def test_another_user_cannot_take_its_port_before_it(tmp_path):
-    """A port that stands in a command line, and is free for the seconds of imports, is taken."""
-    with fake_prefect_as(NOBODY) as fake:
-        done = python(START + ATTACK, env=environment_of(tmp_path / "prefect"), timeout_s=300)
-        assert fake.requests == []
-    assert done.stdout.split() == ["401", "401", "201"], done.stderr
 
 
 @pytest.mark.slow
@@ -75,7 +69,7 @@ def test_a_server_that_does_not_start_says_why_and_what_to_do(tmp_path):
         database.commit()
     said = {"of_a_newer_prefect": newer, "Not a directory": file / "home"}
     for why, home in said.items():
-        done = python(START, env=environment_of(home), timeout_s=300)
+        done = python(START, env=environment_of(home, is_new=True), timeout_s=300)
         *_, reason, remedy = done.stderr.splitlines()
         assert "the private Prefect server did not start: " in reason
         assert why in reason
@@ -86,7 +80,7 @@ def test_a_server_that_does_not_start_says_why_and_what_to_do(tmp_path):
 @pytest.mark.slow
 def test_the_first_two_runs_on_a_machine_may_start_at_once(tmp_path):
     """Each starts a server, and the first server of a PREFECT_HOME makes its database."""
-    environment = environment_of(tmp_path / "prefect")
+    environment = environment_of(tmp_path / "prefect", is_new=True)
     runs = [
         subprocess.Popen([sys.executable, "-c", START], env=environment, stderr=subprocess.PIPE)
         for _ in range(2)
