@@ -33,6 +33,9 @@ _LOGIT_CHANGE: Final = "logits_mup_width_multiplier"
 _HALVES: Final = ("encoder_layers", "audio_vocab_size")
 """Settings of decoders that continue something else than their own text."""
 
+_WRONG_IN_VLLM: Final = ("diffllama", "doge", "gemma3n_text")
+"""Kinds whose small models showed it with vLLM 0.32, see docs/models.md."""
+
 Expected = dict[str, tuple[str, tuple[int, ...]]]
 """Each parameter's name without the prefix, and its shape, by its name in a file."""
 
@@ -56,14 +59,26 @@ def check_model_folder(folder: Path) -> None:
         raise ValueError(f"model.path={folder}: {error}") from error
 
 
-def refuse_experts(folder: Path) -> None:
-    """Raises ValueError for a mixture of experts, which vLLM's update of weights leaves wrong."""
+def refuse_for_vllm(folder: Path) -> None:
+    """Raises ValueError for a model that vLLM computes or updates otherwise than transformers."""
+    config = read_object(folder / CONFIG)
+    kind = config.get("model_type")
     names = (name for file in weight_files(folder) for name in tensors_of(folder / file))
+    four_times = 4 * config.get("hidden_size", 0)
     if any(".experts." in name or "_moe." in name for name in names):
-        raise ValueError(
-            f"model.path={folder}: it is a mixture of experts, whose weights vLLM does not replace "
-            "rightly during training: set rollout.engine=hf"
+        reason = (
+            "it is a mixture of experts, whose weights vLLM does not replace rightly during "
+            "training"
         )
+    elif "text_config" in config:
+        reason = f"model_type={kind!r} reads pictures, too, and vLLM lacks packages for these here"
+    elif kind in _WRONG_IN_VLLM:
+        reason = f"vLLM computes model_type={kind!r} otherwise than transformers, or not at all"
+    elif kind == "falcon" and config.get("ffn_hidden_size", four_times) != four_times:
+        reason = f"vLLM loads a Falcon only with ffn_hidden_size={four_times}, 4 times hidden_size"
+    else:
+        return
+    raise ValueError(f"model.path={folder}: {reason}: set rollout.engine=hf")
 
 
 def refuse_not_finite(path: Path, name: str, weight: Tensor) -> None:

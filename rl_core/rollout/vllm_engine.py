@@ -15,10 +15,11 @@ from typing import Any, Literal, cast
 import numpy as np
 import torch
 from pydantic import ValidationError
+from transformers import AutoConfig
 
 from rl_core.config.run import RunConfig
 from rl_core.errors import allocation_in_words, is_out_of_memory
-from rl_core.models.folder_check import check_model_folder, refuse_experts
+from rl_core.models.folder_check import check_model_folder, refuse_for_vllm
 from rl_core.models.weight_digest import weight_digest
 from rl_core.rollout.model_files import (
     complete_weights,
@@ -33,6 +34,9 @@ from rl_core.types import Completion, GenerationRequest, SamplingSettings
 hide_cuda_only_packages()
 
 from vllm import LLM, ModelRegistry, SamplingParams  # noqa: E402  # after the guard above
+from vllm.model_executor.layers.vocab_parallel_embedding import (  # noqa: E402
+    VocabParallelEmbedding,
+)
 
 _CPU_BLOCK_TOKENS = 32
 """The smallest block that vLLM's attention on a CPU takes."""
@@ -60,12 +64,11 @@ class WeightUpdates:
                 yield one
 
         self.model_runner.reload_weights(weights_iterator=each())
-        model = self.model_runner.get_model()
-        if model.config.tie_word_embeddings:
+        for layer in self.model_runner.get_model().modules():
             # The reload repacks every linear layer for the CPU's kernels but not a tied lm_head,
-            # whose logits would silently stay those of the old weights (Gemma 2 has no lm_head).
-            head = model.lm_head if hasattr(model, "lm_head") else model.model.embed_tokens
-            head.quant_method.process_weights_after_loading(head)
+            # whose logits would silently stay those of the old weights.
+            if isinstance(layer, VocabParallelEmbedding):
+                layer.quant_method.process_weights_after_loading(layer)
         return weight_digest(taken, dtype)
 
 
@@ -85,7 +88,7 @@ class VllmEngine(RolloutEngine):
                 "of rl_core.system.process_env, or vLLM's own child processes outlive it"
             )
         check_model_folder(model_path)
-        refuse_experts(model_path)
+        refuse_for_vllm(model_path)
         self._shapes = weight_shapes(model_path)
         self._dtype: torch.dtype = getattr(torch, config.compute_dtype)
         read = finite_weights(model_path)
@@ -102,6 +105,7 @@ class VllmEngine(RolloutEngine):
             # Only responses of several turns end at texts (`env.stop`).
             "skip_tokenizer_init": config.env.max_turns == 1,
             "trust_remote_code": False,
+            "hf_overrides": _overrides(model_path),
             "load_format": "safetensors",  # never a pickle, which could execute code
             "generation_config": "vllm",  # no sampling defaults hidden in the model folder
             "dtype": config.compute_dtype,
@@ -283,13 +287,21 @@ def _inspect_in_process(model_path: Path) -> None:
     vLLM would start a further Python, with torch and vLLM, only to look at the class: 15 seconds
     on a machine without vLLM's cache.
     """
-    from transformers import AutoConfig
-
     config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
     for architecture in config.architectures or ():
         entry = ModelRegistry.models.get(architecture)
         if entry is not None and hasattr(entry, "module_name"):
             ModelRegistry.register_model(architecture, entry.load_model_cls())
+
+
+def _overrides(model_path: Path) -> dict[str, int]:
+    """Returns the settings of config.json that vLLM reads otherwise than transformers, mended."""
+    config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
+    if config.model_type == "gpt_bigcode" and config.multi_query:
+        return {"num_key_value_heads": 1}
+    if config.model_type == "cohere2":
+        return {"sliding_window": config.sliding_window - 1}  # vLLM's is longer by a token
+    return {}
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from rl_core.data.modelscope_source import (
 from rl_core.data.template_check import look_at_template
 from rl_core.data.user_files import first_own_problems
 from rl_core.envs import ENVS
-from rl_core.models.folder_check import check_model_folder, refuse_experts
+from rl_core.models.folder_check import check_model_folder, refuse_for_vllm
 from rl_core.sft.named_data import check_sft
 from rl_core.system.model_folder import weight_files
 from rl_core.system.network import hubs_are_off, why_unreachable
@@ -48,7 +48,7 @@ def model_findings(config: RunConfig) -> Iterator[Finding]:
         if folder is not None:
             what = f"{what}; {_check(folder)}"
             if config.rollout.engine == "vllm":
-                refuse_experts(folder)
+                refuse_for_vllm(folder)
             if config.env.prompt_template == "chat":
                 yield from _template_findings(config, folder)
     except ValueError as error:
@@ -70,7 +70,7 @@ def teacher_findings(config: RunConfig) -> Iterator[Finding]:
         if folder is not None:
             what = f"{what}; {_check(folder)}"
             if config.rollout.engine == "vllm":
-                refuse_experts(folder)
+                refuse_for_vllm(folder)
             policy = local_folder(config.model.path or "", config.storage.root)
             if config.model.path is not None and policy.is_dir():
                 check_teacher(config, folder, policy, warnings.append)
