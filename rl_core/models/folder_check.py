@@ -64,21 +64,24 @@ def refuse_for_vllm(folder: Path) -> None:
     config = read_object(folder / CONFIG)
     kind = config.get("model_type")
     names = (name for file in weight_files(folder) for name in tensors_of(folder / file))
-    four_times = 4 * config.get("hidden_size", 0)
-    if any(".experts." in name or "_moe." in name for name in names):
-        reason = (
-            "it is a mixture of experts, whose weights vLLM does not replace rightly during "
-            "training"
-        )
-    elif "text_config" in config:
-        reason = f"model_type={kind!r} reads pictures, too, and vLLM lacks packages for these here"
-    elif kind in _WRONG_IN_VLLM:
-        reason = f"vLLM computes model_type={kind!r} otherwise than transformers, or not at all"
-    elif kind == "falcon" and config.get("ffn_hidden_size", four_times) != four_times:
-        reason = f"vLLM loads a Falcon only with ffn_hidden_size={four_times}, 4 times hidden_size"
-    else:
-        return
-    raise ValueError(f"model.path={folder}: {reason}: set rollout.engine=hf")
+    reasons = {
+        "it is a mixture of experts, whose weights vLLM does not replace rightly during training": (
+            any(".experts." in name or "_moe." in name for name in names)
+        ),
+        f"model_type={kind!r} reads pictures, too, and vLLM lacks packages for these here": (
+            "text_config" in config
+        ),
+        f"vLLM computes model_type={kind!r} otherwise than transformers, or not at all": (
+            kind in _WRONG_IN_VLLM
+        ),
+        "vLLM loads a Falcon only if ffn_hidden_size is 4 times hidden_size": (
+            kind == "falcon"
+            and config.get("ffn_hidden_size") not in (None, 4 * config["hidden_size"])
+        ),
+    }
+    for reason, is_so in reasons.items():
+        if is_so:
+            raise ValueError(f"model.path={folder}: {reason}: set rollout.engine=hf")
 
 
 def refuse_not_finite(path: Path, name: str, weight: Tensor) -> None:

@@ -94,7 +94,8 @@ class VllmEngine(RolloutEngine):
         read = finite_weights(model_path)
         self.digest = weight_digest(((n, x) for n, x in read if n in self._shapes), self._dtype)
         self._stop_token_ids = stop_token_ids(model_path)
-        _inspect_in_process(model_path)
+        model_config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
+        _inspect_in_process(model_config)
         rollout = config.rollout
         self._on_gpu = config.resources.rollout_gpus > 0
         self.sleeps = rollout.sleep and self._on_gpu
@@ -105,7 +106,7 @@ class VllmEngine(RolloutEngine):
             # Only responses of several turns end at texts (`env.stop`).
             "skip_tokenizer_init": config.env.max_turns == 1,
             "trust_remote_code": False,
-            "hf_overrides": _overrides(model_path),
+            "hf_overrides": _overrides(model_config),
             "load_format": "safetensors",  # never a pickle, which could execute code
             "generation_config": "vllm",  # no sampling defaults hidden in the model folder
             "dtype": config.compute_dtype,
@@ -281,22 +282,20 @@ def _undisturbed(build: Callable[[], LLM]) -> LLM:
     )
 
 
-def _inspect_in_process(model_path: Path) -> None:
+def _inspect_in_process(config: Any) -> None:
     """Registers the model's class itself, instead of its name.
 
     vLLM would start a further Python, with torch and vLLM, only to look at the class: 15 seconds
     on a machine without vLLM's cache.
     """
-    config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
     for architecture in config.architectures or ():
         entry = ModelRegistry.models.get(architecture)
         if entry is not None and hasattr(entry, "module_name"):
             ModelRegistry.register_model(architecture, entry.load_model_cls())
 
 
-def _overrides(model_path: Path) -> dict[str, int]:
+def _overrides(config: Any) -> dict[str, int]:
     """Returns the settings of config.json that vLLM reads otherwise than transformers, mended."""
-    config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
     if config.model_type == "gpt_bigcode" and config.multi_query:
         return {"num_key_value_heads": 1}
     if config.model_type == "cohere2":
