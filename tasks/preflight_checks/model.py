@@ -46,9 +46,7 @@ def model_findings(config: RunConfig) -> Iterator[Finding]:
     try:
         what, folder = _what_and_where(config, path)
         if folder is not None:
-            what = f"{what}; {_check(folder)}"
-            if config.rollout.engine == "vllm":
-                refuse_for_vllm(folder)
+            what = f"{what}; {_check(folder, config)}"
             if config.env.prompt_template == "chat":
                 yield from _template_findings(config, folder)
     except ValueError as error:
@@ -68,9 +66,7 @@ def teacher_findings(config: RunConfig) -> Iterator[Finding]:
         refuse_unknown_run(config)
         what, folder = _what_and_where(config, str(config.teacher_folder or config.teacher.path))
         if folder is not None:
-            what = f"{what}; {_check(folder)}"
-            if config.rollout.engine == "vllm":
-                refuse_for_vllm(folder)
+            what = f"{what}; {_check(folder, config)}"
             policy = local_folder(config.model.path or "", config.storage.root)
             if config.model.path is not None and policy.is_dir():
                 check_teacher(config, folder, policy, warnings.append)
@@ -129,9 +125,11 @@ def _template_findings(config: RunConfig, folder: Path) -> Iterator[Finding]:
             )
 
 
-def _check(folder: Path) -> str:
+def _check(folder: Path, config: RunConfig) -> str:
     """Returns the findings about a model that is here; ValueError if it cannot be trained."""
     check_model_folder(folder)
+    if config.rollout.engine == "vllm":
+        refuse_for_vllm(folder)
     from rl_core.data.prompts import load_tokenizer
     from rl_core.rollout.model_files import check_finite, stop_token_ids  # bring torch
 
