@@ -33,7 +33,7 @@ _LOGIT_CHANGE: Final = "logits_mup_width_multiplier"
 _HALVES: Final = ("encoder_layers", "audio_vocab_size")
 """Settings of decoders that continue something else than their own text."""
 
-_WRONG_IN_VLLM: Final = ("diffllama", "doge", "gemma3n_text")
+_WRONG_IN_VLLM: Final = ("diffllama", "doge", "gemma3n_text", "youtu")
 """Kinds whose small models showed it with vLLM 0.32, see docs/models.md."""
 
 Expected = dict[str, tuple[str, tuple[int, ...]]]
@@ -74,7 +74,7 @@ def refuse_for_vllm(folder: Path) -> None:
         f"vLLM computes model_type={kind!r} otherwise than transformers, or not at all": (
             kind in _WRONG_IN_VLLM
         ),
-        "vLLM loads a Falcon only if ffn_hidden_size is 4 times hidden_size": (
+        f"ffn_hidden_size={config.get('ffn_hidden_size')}, and vLLM takes 4 times hidden_size": (
             kind == "falcon"
             and config.get("ffn_hidden_size") not in (None, 4 * config["hidden_size"])
         ),

@@ -66,7 +66,7 @@ def test_what_computes_something_else_is_refused_before_it_is_loaded(tmp_path, k
         ("granitemoe", "mixture of experts"),  # weights: by 6 nats
         ("gemma3", "'gemma3' reads pictures, too"),
         ("doge", "'doge' otherwise than transformers"),
-        ("falcon", "only with ffn_hidden_size=1024"),
+        ("falcon", "ffn_hidden_size=512, and vLLM takes 4 times hidden_size"),
         ("qwen2", None),
     ],
 )
