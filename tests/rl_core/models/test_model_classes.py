@@ -85,7 +85,7 @@ def test_what_vllm_gets_wrong_is_refused_for_it(tmp_path, monkeypatch, kind, why
     "kind",
     [
         "cohere2",  # whose window is a token shorter than vLLM reads it
-        "falcon",  # ties a head in a class without that of Llama's name for its embedding
+        "falcon",  # whose projections are one matrix, shared by all heads
         "gpt_bigcode",  # one head of keys for all, which its config.json does not count
     ],
 )
