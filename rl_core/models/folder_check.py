@@ -33,6 +33,9 @@ _LOGIT_CHANGE: Final = "logits_mup_width_multiplier"
 _HALVES: Final = ("encoder_layers", "audio_vocab_size")
 """Settings of decoders that continue something else than their own text."""
 
+_WRONG_IN_VLLM: Final = ("diffllama", "doge", "gemma3n_text", "youtu")
+"""Kinds whose small models showed it with vLLM 0.32, see docs/models.md."""
+
 Expected = dict[str, tuple[str, tuple[int, ...]]]
 """Each parameter's name without the prefix, and its shape, by its name in a file."""
 
@@ -56,14 +59,29 @@ def check_model_folder(folder: Path) -> None:
         raise ValueError(f"model.path={folder}: {error}") from error
 
 
-def refuse_experts(folder: Path) -> None:
-    """Raises ValueError for a mixture of experts, which vLLM's update of weights leaves wrong."""
+def refuse_for_vllm(folder: Path) -> None:
+    """Raises ValueError for a model that vLLM computes or updates otherwise than transformers."""
+    config = read_object(folder / CONFIG)
+    kind = config.get("model_type")
     names = (name for file in weight_files(folder) for name in tensors_of(folder / file))
-    if any(".experts." in name or "_moe." in name for name in names):
-        raise ValueError(
-            f"model.path={folder}: it is a mixture of experts, whose weights vLLM does not replace "
-            "rightly during training: set rollout.engine=hf"
-        )
+    reasons = {
+        "it is a mixture of experts, whose weights vLLM does not replace rightly during training": (
+            any(".experts." in name or "_moe." in name for name in names)
+        ),
+        f"model_type={kind!r} reads pictures, too, and vLLM lacks packages for these here": (
+            "text_config" in config
+        ),
+        f"vLLM computes model_type={kind!r} otherwise than transformers, or not at all": (
+            kind in _WRONG_IN_VLLM
+        ),
+        f"ffn_hidden_size={config.get('ffn_hidden_size')}, and vLLM takes 4 times hidden_size": (
+            kind == "falcon"
+            and config.get("ffn_hidden_size") not in (None, 4 * config["hidden_size"])
+        ),
+    }
+    for reason, is_so in reasons.items():
+        if is_so:
+            raise ValueError(f"model.path={folder}: {reason}: set rollout.engine=hf")
 
 
 def refuse_not_finite(path: Path, name: str, weight: Tensor) -> None:
@@ -160,12 +178,11 @@ def _expected(folder: Path, num_stored: int) -> tuple[Expected, Mapping[str, str
     if get_model_conversion_mapping(model, add_legacy=False):
         return {}, tied
     prefix = f"{model.base_model_prefix}."
-    parameters = {
+    return {
         name: (name.removeprefix(prefix), tuple(parameter.shape))
         for name, parameter in model.named_parameters()
         if name not in tied
-    }
-    return parameters, tied
+    }, tied
 
 
 def _check_tensors(expected: Expected, there: Mapping[str, StoredTensor]) -> None:
@@ -175,11 +192,10 @@ def _check_tensors(expected: Expected, there: Mapping[str, StoredTensor]) -> Non
     }
     missing = [name for name, tensor in tensors_of_names.items() if tensor is None]
     if missing:
-        more = ", ..." if len(missing) > _NAMES_SHOWN else ""
         raise ValueError(
             f"{len(missing)} of {len(expected)} tensors are in none of its files "
-            f"({', '.join(missing[:_NAMES_SHOWN])}{more}), and would be random: copy the model "
-            "again"
+            f"({', '.join(missing[:_NAMES_SHOWN])}{', ...' if len(missing) > _NAMES_SHOWN else ''}"
+            "), and would be random: copy the model again"
         )
     for name, (short_name, shape) in expected.items():
         tensor = tensors_of_names[name]
@@ -213,9 +229,8 @@ def _check_tied(tied: Mapping[str, str], there: Mapping[str, StoredTensor]) -> N
 
 
 def _are_same(one: StoredTensor, other: StoredTensor) -> bool:
-    if (one.dtype, one.shape, one.num_bytes) != (other.dtype, other.shape, other.num_bytes):
-        return False
-    return all(map(eq, _blocks(one), _blocks(other)))
+    facts = [(tensor.dtype, tensor.shape, tensor.num_bytes) for tensor in (one, other)]
+    return facts[0] == facts[1] and all(map(eq, _blocks(one), _blocks(other)))
 
 
 def _blocks(tensor: StoredTensor) -> Iterator[bytes]:

@@ -8,7 +8,7 @@ forward passes (forward.py), saving (saving.py).
 import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 import transformers
@@ -69,8 +69,7 @@ def load_causal_lm(path: Path, dtype: torch.dtype) -> transformers.PreTrainedMod
         )
     for name, weight in model.named_parameters():
         refuse_not_finite(path, name, weight)
-    loaded: transformers.PreTrainedModel = model
-    return loaded
+    return cast("transformers.PreTrainedModel", model)
 
 
 def load_actor(
@@ -117,15 +116,13 @@ def checkpoint_gradients(model: transformers.PreTrainedModel) -> None:
 
 def copy_sharing_frozen(model: Module) -> Module:
     """Returns a copy with trainable weights of its own, which shares the frozen ones' tensors."""
-    shared = {id(weight): weight for weight in model.parameters() if not weight.requires_grad}
-    return copy.deepcopy(model, shared)
+    return copy.deepcopy(model, {id(x): x for x in model.parameters() if not x.requires_grad})
 
 
 def make_critic(actor: transformers.PreTrainedModel) -> Critic:
     """Returns a critic that starts from an actor, with a value head of zeros."""
     backbone = copy_sharing_frozen(actor.get_decoder())
-    critic = Critic(backbone, actor.config.get_text_config().hidden_size)
-    return critic.to(next(actor.parameters()).device)
+    return Critic(backbone, actor.config.get_text_config().hidden_size).to(actor.device)
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,16 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
 import numpy as np
 import torch
 from pydantic import ValidationError
+from transformers import AutoConfig
 
 from rl_core.config.run import RunConfig
 from rl_core.errors import allocation_in_words, is_out_of_memory
-from rl_core.models.folder_check import check_model_folder, refuse_experts
+from rl_core.models.folder_check import check_model_folder, refuse_for_vllm
 from rl_core.models.weight_digest import weight_digest
 from rl_core.rollout.model_files import (
     complete_weights,
@@ -33,6 +34,9 @@ from rl_core.types import Completion, GenerationRequest, SamplingSettings
 hide_cuda_only_packages()
 
 from vllm import LLM, ModelRegistry, SamplingParams  # noqa: E402  # after the guard above
+from vllm.model_executor.layers.vocab_parallel_embedding import (  # noqa: E402
+    VocabParallelEmbedding,
+)
 
 _CPU_BLOCK_TOKENS = 32
 """The smallest block that vLLM's attention on a CPU takes."""
@@ -60,12 +64,11 @@ class WeightUpdates:
                 yield one
 
         self.model_runner.reload_weights(weights_iterator=each())
-        model = self.model_runner.get_model()
-        if model.config.tie_word_embeddings:
+        for layer in self.model_runner.get_model().modules():
             # The reload repacks every linear layer for the CPU's kernels but not a tied lm_head,
-            # whose logits would silently stay those of the old weights (Gemma 2 has no lm_head).
-            head = model.lm_head if hasattr(model, "lm_head") else model.model.embed_tokens
-            head.quant_method.process_weights_after_loading(head)
+            # whose logits would silently stay those of the old weights.
+            if isinstance(layer, VocabParallelEmbedding):
+                layer.quant_method.process_weights_after_loading(layer)
         return weight_digest(taken, dtype)
 
 
@@ -85,13 +88,14 @@ class VllmEngine(RolloutEngine):
                 "of rl_core.system.process_env, or vLLM's own child processes outlive it"
             )
         check_model_folder(model_path)
-        refuse_experts(model_path)
+        refuse_for_vllm(model_path)
         self._shapes = weight_shapes(model_path)
         self._dtype: torch.dtype = getattr(torch, config.compute_dtype)
         read = finite_weights(model_path)
         self.digest = weight_digest(((n, x) for n, x in read if n in self._shapes), self._dtype)
         self._stop_token_ids = stop_token_ids(model_path)
-        _inspect_in_process(model_path)
+        model_config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
+        _inspect_in_process(model_config)
         rollout = config.rollout
         self._on_gpu = config.resources.rollout_gpus > 0
         self.sleeps = rollout.sleep and self._on_gpu
@@ -102,6 +106,7 @@ class VllmEngine(RolloutEngine):
             # Only responses of several turns end at texts (`env.stop`).
             "skip_tokenizer_init": config.env.max_turns == 1,
             "trust_remote_code": False,
+            "hf_overrides": _overrides(model_config),
             "load_format": "safetensors",  # never a pickle, which could execute code
             "generation_config": "vllm",  # no sampling defaults hidden in the model folder
             "dtype": config.compute_dtype,
@@ -160,7 +165,15 @@ class VllmEngine(RolloutEngine):
                     (positions.pop(output.request_id), output.outputs[0]) for output in outputs
                 ]
                 for i, output in ended:
-                    yield i, _completion(output, self.policy_version)
+                    yield (
+                        i,
+                        Completion(
+                            response_ids=np.array(output.token_ids, dtype=np.int64),
+                            logprobs=np.array(output.logprobs.logprobs, dtype=np.float32),
+                            finish_reason=output.finish_reason,
+                            policy_version=self.policy_version,
+                        ),
+                    )
         except GeneratorExit:  # the caller needs no more
             engine.abort_request(list(positions))
             self._go_to_sleep()
@@ -252,15 +265,6 @@ class VllmEngine(RolloutEngine):
         )
 
 
-def _completion(output: Any, policy_version: int) -> Completion:
-    return Completion(
-        response_ids=np.array(output.token_ids, dtype=np.int64),
-        logprobs=np.array(output.logprobs.logprobs, dtype=np.float32),
-        finish_reason=cast("Literal['stop', 'length']", output.finish_reason),
-        policy_version=policy_version,
-    )
-
-
 def _undisturbed(build: Callable[[], LLM]) -> LLM:
     """Returns `build()`; tries again if the card's free memory grew while vLLM measured it."""
     for _ in range(_TRIES):
@@ -277,19 +281,25 @@ def _undisturbed(build: Callable[[], LLM]) -> LLM:
     )
 
 
-def _inspect_in_process(model_path: Path) -> None:
+def _inspect_in_process(config: Any) -> None:
     """Registers the model's class itself, instead of its name.
 
     vLLM would start a further Python, with torch and vLLM, only to look at the class: 15 seconds
     on a machine without vLLM's cache.
     """
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(model_path, trust_remote_code=False)
     for architecture in config.architectures or ():
         entry = ModelRegistry.models.get(architecture)
         if entry is not None and hasattr(entry, "module_name"):
             ModelRegistry.register_model(architecture, entry.load_model_cls())
+
+
+def _overrides(config: Any) -> dict[str, int]:
+    """Returns the settings of config.json that vLLM reads otherwise than transformers, mended."""
+    if config.model_type == "gpt_bigcode" and config.multi_query:
+        return {"num_key_value_heads": 1}
+    if config.model_type == "cohere2":
+        return {"sliding_window": config.sliding_window - 1}  # vLLM's is longer by a token
+    return {}
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from rl_core.data.modelscope_source import (
 from rl_core.data.template_check import look_at_template
 from rl_core.data.user_files import first_own_problems
 from rl_core.envs import ENVS
-from rl_core.models.folder_check import check_model_folder, refuse_experts
+from rl_core.models.folder_check import check_model_folder, refuse_for_vllm
 from rl_core.sft.named_data import check_rows, check_sft
 from rl_core.system.model_folder import weight_files
 from rl_core.system.network import hubs_are_off, why_unreachable
@@ -48,9 +48,7 @@ def model_findings(config: RunConfig) -> Iterator[Finding]:
     try:
         what, folder = _what_and_where(config, path)
         if folder is not None:
-            what = f"{what}; {_check(folder)}"
-            if config.rollout.engine == "vllm":
-                refuse_experts(folder)
+            what = f"{what}; {_check(folder, config)}"
             if config.env.prompt_template == "chat":
                 yield from _template_findings(config, folder)
     except ValueError as error:
@@ -70,9 +68,7 @@ def teacher_findings(config: RunConfig) -> Iterator[Finding]:
         refuse_unknown_run(config)
         what, folder = _what_and_where(config, str(config.teacher_folder or config.teacher.path))
         if folder is not None:
-            what = f"{what}; {_check(folder)}"
-            if config.rollout.engine == "vllm":
-                refuse_experts(folder)
+            what = f"{what}; {_check(folder, config)}"
             policy = local_folder(config.model.path or "", config.storage.root)
             if config.model.path is not None and policy.is_dir():
                 check_teacher(config, folder, policy, warnings.append)
@@ -131,9 +127,11 @@ def _template_findings(config: RunConfig, folder: Path) -> Iterator[Finding]:
             )
 
 
-def _check(folder: Path) -> str:
+def _check(folder: Path, config: RunConfig) -> str:
     """Returns the findings about a model that is here; ValueError if it cannot be trained."""
     check_model_folder(folder)
+    if config.rollout.engine == "vllm":
+        refuse_for_vllm(folder)
     from rl_core.data.prompts import load_tokenizer
     from rl_core.rollout.model_files import check_finite, stop_token_ids  # bring torch
 

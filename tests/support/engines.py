@@ -26,7 +26,7 @@ def make_vllm(path: Path, num_parts: int = 1) -> RolloutEngine:
     sections = {
         "data": {"max_prompt_length": 384, "max_response_length": 128},
         "env": {"name": "countdown", "max_turns": 2},
-        "rollout": {"kv_cache_mib": 16, "tensor_parallel_size": num_parts},
+        "rollout": {"kv_cache_mib": 64, "tensor_parallel_size": num_parts},
     }
     with pytest.MonkeyPatch.context() as patch:
         let_countdown_answer(patch)

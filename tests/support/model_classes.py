@@ -19,7 +19,7 @@ import torch
 import transformers
 
 from rl_core.batch import collate
-from rl_core.models.folder_check import check_model_folder, refuse_experts
+from rl_core.models.folder_check import check_model_folder, refuse_for_vllm
 from rl_core.models.forward import forward_pass
 from rl_core.models.loading import (
     checkpoint_gradients,
@@ -185,7 +185,7 @@ def check_hf(folder: Path) -> None:
 
 
 def check_vllm(folder: Path) -> None:
-    refuse_experts(folder / "base")
+    refuse_for_vllm(folder / "base")
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     _check_updated(make_vllm, folder)
 

@@ -67,6 +67,7 @@ OTHERS: Final[dict[str, dict[str, Any]]] = {
             "granitemoeshared",
         )
     },
+    "falcon": {"ffn_hidden_size": 1024},  # four times the rest, as vLLM takes for granted
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "youtu": {"head_dim": 32, "num_key_value_heads": 4, "pad_token_id": None},  # or its row is 0
@@ -75,7 +76,7 @@ OTHERS: Final[dict[str, dict[str, Any]]] = {
     "gemma2": {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
     "vaultgemma": {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
-    "gemma4_text": {"layer_types": _SLIDING},
+    "gemma4_text": {"layer_types": _SLIDING, "num_experts": None},
     "gemma4_unified_text": {"layer_types": _SLIDING},
 }
 """Settings of kinds whose defaults are for one size only."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rl_core.models.folder_check import check_model_folder, refuse_experts
+from rl_core.models.folder_check import check_model_folder, refuse_for_vllm
 from tests.support import model_classes, small_models
 
 FAMILIES = (
@@ -59,11 +59,36 @@ def test_what_computes_something_else_is_refused_before_it_is_loaded(tmp_path, k
         check_model_folder(tmp_path)
 
 
-def test_experts_are_refused_for_vllm_which_would_keep_old_ones(tmp_path):
-    """Measured: right as loaded, wrong after an update to the same weights (Granite: by 6 nats)."""
-    for kind in ("mixtral", "granitemoe", "qwen2"):
-        small_models.write_small_model(kind, tmp_path / kind)
-    refuse_experts(tmp_path / "qwen2")
-    for kind in ("mixtral", "granitemoe"):
-        with pytest.raises(ValueError, match=r"mixture of experts.*: set rollout\.engine=hf"):
-            refuse_experts(tmp_path / kind)
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("mixtral", "mixture of experts"),  # right as loaded, wrong after an update to the same
+        ("granitemoe", "mixture of experts"),  # weights: by 6 nats
+        ("gemma3", "'gemma3' reads pictures, too"),
+        ("doge", "'doge' otherwise than transformers"),
+        ("falcon", "ffn_hidden_size=512, and vLLM takes 4 times hidden_size"),
+        ("qwen2", None),
+    ],
+)
+def test_what_vllm_gets_wrong_is_refused_for_it(tmp_path, monkeypatch, kind, why):
+    monkeypatch.setitem(small_models.OTHERS, "falcon", {"ffn_hidden_size": 512})
+    small_models.write_small_model(kind, tmp_path)
+    if why is None:
+        refuse_for_vllm(tmp_path)
+    else:
+        with pytest.raises(ValueError, match=rf"{why}.*: set rollout\.engine=hf"):
+            refuse_for_vllm(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "cohere2",  # whose window is a token shorter than vLLM reads it
+        "falcon",  # whose projections are one matrix, shared by all heads
+        "gpt_bigcode",  # one head of keys for all, which its config.json does not count
+    ],
+)
+def test_vllm_computes_and_updates_a_class_as_transformers_does(tmp_path, kind):
+    small_models.write_small_model(kind, tmp_path / "base")
+    model_classes.CHECKS["vllm"](tmp_path)
