@@ -104,7 +104,9 @@ class TrainedRun:
     @property
     def checkpoint(self) -> Path:
         """The latest checkpoint: a folder for `AutoModelForCausalLM.from_pretrained`."""
-        return (self.folder / "checkpoints" / "latest").resolve(strict=True)
+        if not (latest := self.folder / "checkpoints" / "latest").exists():
+            raise ValueError(f"{self.folder} has no checkpoint: its run.json and log.txt say why")
+        return latest.resolve()
 
 
 def train(
@@ -353,6 +355,7 @@ def _recorded(run: RunFolder) -> Iterator[None]:
     try:
         with run.log_to_file():
             yield
+        reason = run.read().reason  # such as a last step that could not be saved
     except KeyboardInterrupt:
         status = "interrupted"
         reason = "stopped by Ctrl-C"
