@@ -307,4 +307,7 @@ def test_who_did_not_get_it_is_an_error_and_so_is_nobody(notify, monkeypatch):
 
 def test_a_night_of_settings_that_do_not_exist_is_refused_at_the_start(cli, monkeypatch):
     monkeypatch.setattr(serve, "read_night", lambda: NightSettings(overrides=("actor.lrr=1",)))
-    assert "night.yaml: overrides: unknown setting 'actor.lrr'; did" in cli("serve", code=2).err
+    assert (
+        "night.yaml: overrides: unknown setting 'actor.lrr'; did"
+        in cli("serve", code=2, root=None).err
+    )
