@@ -234,7 +234,11 @@ class Repeat(TextEnv):
             {"settings": {"rollout.staleness": 1}},
             "rollout.staleness=1 needs processes of their own",
         ),
-        ({"problems": rows(1)}, "problems has 1 rows: one to train on and one to test"),
+        ({"problems": rows(1)}, "problems has 1 row: one to train on and one to test"),
+        ({"problems": None}, "problems=None must be rows, a frame, a file, a folder or an env"),
+        ({"processes": "threads"}, "processes='threads' must be 'this' or 'ray'"),
+        ({"steps": "20"}, "steps='20' must be a whole number"),
+        ({"settings": {"actor": {"lr": 1}}}, "settings: 'actor' must be the name of one setting"),
         (
             {"settings": {"actor.learning_rate": 1}},
             "unknown setting 'actor.learning_rate'; did you",
