@@ -25,7 +25,7 @@ import logging
 import secrets
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -42,6 +42,7 @@ from rl_core.envs import ENVS, find_env
 from rl_core.envs.text_env import TextEnv
 from rl_core.system.named_code import is_tool_class
 from rl_core.system.process_env import apply_defaults, hide_cuda_only_packages
+from rl_core.system.words import counted
 
 if TYPE_CHECKING:
     import polars as pl
@@ -104,7 +105,9 @@ class TrainedRun:
     @property
     def checkpoint(self) -> Path:
         """The latest checkpoint: a folder for `AutoModelForCausalLM.from_pretrained`."""
-        return (self.folder / "checkpoints" / "latest").resolve(strict=True)
+        if not (latest := self.folder / "checkpoints" / "latest").exists():
+            raise ValueError(f"{self.folder} has no checkpoint: its run.json and log.txt say why")
+        return latest.resolve()
 
 
 def train(
@@ -147,6 +150,8 @@ def train(
     from rl_core.rewards.scoring import CalledRewards, refusal
     from rl_core.runs.lock import started
 
+    if processes not in ("this", "ray"):
+        raise ValueError(f"processes={processes!r} must be 'this' or 'ray'")
     config = _config(problems, reward, steps, settings or {}, run_id, Path(root))
     if processes == "this":
         _refuse_processes(config)
@@ -176,6 +181,11 @@ def _config(
     """Returns the settings of a run; ValueError names the first that is wrong."""
     from rl_core.runs.run_folder import FROM_PYTHON
 
+    if not isinstance(steps, int):
+        raise ValueError(f"steps={steps!r} must be a whole number")
+    for key, value in settings.items():
+        if not isinstance(key, str) or (isinstance(value, Mapping) and "." not in key):
+            raise ValueError(f"settings: {key!r} must be the name of one setting, as 'actor.lr' is")
     env, of_data = _source(problems, root)
     values = {
         **_DEFAULTS,
@@ -240,8 +250,10 @@ def _source(problems: object, root: Path) -> tuple[str, dict[str, Any]]:
         rows = problems.to_dicts()
     elif hasattr(problems, "to_dict"):  # of pandas
         rows = problems.to_dict("records")
+    elif isinstance(problems, Iterable):
+        rows = list(problems)
     else:
-        rows = list(cast(Rows, problems))
+        raise ValueError(f"problems={problems!r} must be rows, a frame, a file, a folder or an env")
     return "custom", _of_rows(rows, root)
 
 
@@ -271,7 +283,7 @@ def _of_rows(rows: Rows, root: Path) -> dict[str, Any]:
             raise ValueError(f"problems[{number}] has no `answer`: {row!r:.80}")
     if len(rows) < 2:
         raise ValueError(
-            f"problems has {len(rows)} rows: one to train on and one to test are needed"
+            f"problems has {counted(len(rows), 'row')}: one to train on and one to test are needed"
         )
     text = "".join(json.dumps(dict(row), ensure_ascii=False, default=str) + "\n" for row in rows)
     file = root / "data" / f"problems-{hashlib.sha256(text.encode()).hexdigest()[:8]}.jsonl"
@@ -353,6 +365,7 @@ def _recorded(run: RunFolder) -> Iterator[None]:
     try:
         with run.log_to_file():
             yield
+        reason = run.read().reason  # such as a last step that could not be saved
     except KeyboardInterrupt:
         status = "interrupted"
         reason = "stopped by Ctrl-C"

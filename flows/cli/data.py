@@ -1,5 +1,6 @@
 """The command `countdown-train data`: first rows, columns and lengths of texts of parquet files."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -31,7 +32,11 @@ def data(words: Sequence[str], *, output_format: str) -> None:
     arguments, settings = take_arguments("data", [w for w in words if w not in (look, *named)])
     if "column" in arguments and look != "lengths":
         raise BadInputError(f"data {look} shows all columns: column= is for lengths")
-    count = int(named.pop(0)) if look == "head" and named and named[0].isdigit() else _ROWS
+    count = _ROWS
+    if look == "head" and named and re.fullmatch(r"-?\d+", named[0]):
+        count = int(named.pop(0))
+        if count < 1:
+            raise BadInputError(f"data head {count}: the number of rows must be at least 1")
     places = [word for word in named if word.endswith(".parquet") or Path(word).exists()]
     if len(places) > 1:
         raise BadInputError(f"data {look} takes one FILE at a time, not {' and '.join(places)}")

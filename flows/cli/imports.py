@@ -2,8 +2,10 @@
 
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from flows.cli.terminal import say
 from flows.errors import BadInputError
@@ -16,6 +18,8 @@ from rl_core.tracking.diagnosis import diagnose
 from tasks.importers.console_log import Log, import_log, other_trainer, read_log, read_text
 from tasks.importers.launch_script import NoSettingsError, import_script
 from tasks.report_page.failures import Failure, find_failure, is_of_a_program
+
+_PLAIN: Final = re.compile(r"[\w./=-]+", re.ASCII)  # what Hydra reads without quotes
 
 
 def import_file(words: Sequence[str]) -> None:
@@ -34,8 +38,8 @@ def import_file(words: Sequence[str]) -> None:
             _import_log(file, text, log, settings)
         elif (whose := other_trainer(text, "log")) is not None:
             raise BadInputError(
-                f"a log of {whose} is not read: docs/coming-from.md has its names of settings "
-                "next to ours"
+                f"a log of {whose} is not read: docs/coming-from.md has a table of its settings "
+                "and ours"
             )
         elif is_of_a_program(text):
             _say_failure(find_failure(text))
@@ -91,7 +95,8 @@ def _variables(words: list[str]) -> dict[str, str]:
 
 
 def _import_script(file: Path, text: str, variables: dict[str, str]) -> None:
-    output = Path(variables.pop("output", f"{file.stem}.yaml"))
+    prefix = "imported-" if file.suffix == ".yaml" else ""  # a recipe, which stays as it is
+    output = Path(variables.pop("output", f"{prefix}{file.stem}.yaml"))
     if output.exists():
         raise BadInputError(f"{output} exists already: choose another name with output=FILE")
     try:
@@ -105,8 +110,11 @@ def _import_script(file: Path, text: str, variables: dict[str, str]) -> None:
         say(f"{finding.check:9}{'!' if finding.level == 'warning' else ' '} {finding}")
     write_text_atomically(output, imported.preset(file.name))
     say(f"\n{output}: {len(imported.settings)} settings")
+    preset = f"preset={output}"
+    if _PLAIN.fullmatch(preset) is None:
+        preset = f"preset='{output}'"
     try:
-        compose([f"preset={output}"])
+        compose([preset])
     except BadInputError as error:
         say(f"to be mended in it: {error}")
-    say(f"try next   countdown-train preflight preset={output}")
+    say(f"try next   countdown-train preflight {shlex.quote(preset)}")

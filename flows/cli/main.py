@@ -22,10 +22,11 @@ from flows.prefect_patches.own_settings import ignore_working_folder
 from rl_core.system.log_file import OUR_LOGGERS, listening
 from rl_core.system.process_env import apply_defaults, importing
 from rl_core.system.redaction import redact
-from rl_core.system.words import in_one_line, printable
+from rl_core.system.words import in_one_line, printable, without_middle
 from tasks.preflight_checks import PreflightError
 
 FAILED: Final = 1
+_LONGEST_LINE: Final = 2_000  # characters of a message: a value in it may be of any length
 
 _DEFAULTS: Final = {
     "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
@@ -125,8 +126,9 @@ def _drop_output() -> None:
 
 def _say(message: str) -> str:
     """Writes one line, or two if the message has more, and returns what it has written."""
-    lines = (printable(line.strip()) for line in redact(message).splitlines())
-    text = "\n".join(list(filter(None, lines))[:2]) or "failed"
+    lines = redact(message).splitlines()
+    texts = (printable(without_middle(line.strip(), _LONGEST_LINE)) for line in lines)
+    text = "\n".join(list(filter(None, texts))[:2]) or "failed"
     sys.stderr.write(f"{PROGRAM}: {text}\n")
     return text
 

@@ -39,6 +39,7 @@ from prefect.workers.process import ProcessWorker
 
 from flows.cli.serve_status import shown_as_up, status
 from flows.cli.terminal import say
+from flows.countdown_train import settings_of
 from flows.errors import BadInputError, RunFailedError
 from flows.missed_nights import close_lost, refused_since
 from flows.prefect_patches import login
@@ -77,6 +78,10 @@ def serve(words: Sequence[str]) -> None:
     if not (_ROOT / "deployments" / "prefect.yaml").is_file():
         raise BadInputError(f"serve needs a checkout: there is no deployments/ in {_ROOT}")
     night = read_night()
+    try:
+        settings_of(night.preset, night.overrides)
+    except BadInputError as error:
+        raise BadInputError(f"deployments/night.yaml: overrides: {error}") from None
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup`

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from flows.errors import BadInputError
 from flows.settings import keys
 from flows.settings.keys import PresetName as PresetName  # imported from here by all that compose
-from rl_core.config.mistakes import explain, key_of, known_keys, of_another_env
+from rl_core.config.mistakes import explain, key_of, known_keys, nearest, of_another_env
 from rl_core.config.run import RunConfig
 from rl_core.envs import DEFAULT_ENV, ENVS
 from rl_core.runs.settings_file import leaves
@@ -26,6 +26,7 @@ _DEFAULT_PRESET: Final = "quickstart"
 _FILES: Final = (".yaml", ".yml")
 _OF_THE_RUN: Final = ("preset", "run_id", "storage.root", "storage.url")
 """Differ between runs of the same settings."""
+_TEXTS: Final = ("string_type", "path_type")  # mistakes about what must be a text
 _SECOND_SETTING = re.compile(r"[\s,;]+([A-Za-z_][\w.]*=.*)")
 _OF_ANOTHER_SETTING: Final = re.compile(r"\$\{[\w.]*\}")
 
@@ -128,6 +129,9 @@ def read_preset(name: str) -> tuple[str, dict[str, Any]]:
     file = Path(name) if name.endswith(_FILES) else keys.CONF / "preset" / f"{name}.yaml"
     try:
         settings = read_yaml(file, follow=True)
+    except FileNotFoundError:
+        hint = nearest(name, keys.PRESETS)
+        raise BadInputError(f"preset={name}: there is no such file{hint}") from None
     except (OSError, ValueError) as error:
         raise BadInputError(in_one_line(f"preset={name} cannot be read: {error}")) from None
     if not isinstance(settings, dict):
@@ -214,9 +218,8 @@ def _validate(settings: dict[str, Any], given: Mapping[str, str], env: str) -> R
         return RunConfig.model_validate(settings)
     except ValidationError as error:
         wrong = error.errors(include_url=False)
-    misread = [
-        key for item in wrong if item["type"] == "string_type" and (key := key_of(item)) in given
-    ]
+    numbers = (one for one in wrong if one["type"] in _TEXTS and one["input"] is not None)
+    misread = [key for one in numbers if (key := key_of(one)) in given]
     if not misread:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         raise BadInputError(explain(wrong[0], env) + more)

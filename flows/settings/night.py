@@ -118,14 +118,20 @@ def _refuse_odd_cron(at: str) -> None:
 
 
 def due_times(cron: str, after: datetime, *, backwards: bool = False) -> Iterator[datetime]:
-    """Yields when a cron line is due; ValueError if no year of the next eight has such a day."""
+    """Yields when a cron line is due; ValueError if no year of the next eight has such a day.
+
+    As Prefect's scheduler counts: by the hours of a wall clock, since croniter itself errs by an
+    hour where the clock changes.
+    """
     from prefect._vendor.croniter.croniter import croniter
 
     make: Any = croniter  # it has no types
-    times = make(cron, after, max_years_between_matches=8)
+    times = make(cron, after.replace(tzinfo=None), max_years_between_matches=8)
     following = times.get_prev if backwards else times.get_next
     while True:
-        yield following(datetime)
+        due = following(datetime).replace(tzinfo=after.tzinfo).astimezone(UTC)
+        if due != after.astimezone(UTC):  # an hour that the clock skips is the one after it
+            yield due.astimezone(after.tzinfo)
 
 
 class _Loader(yaml.SafeLoader):
@@ -152,7 +158,11 @@ def read_night(file: Path = NIGHT_FILE) -> NightSettings:
         key = ".".join(map(str, first["loc"]))
         message = first["msg"].removeprefix("Value error, ")
         if first["type"] == "extra_forbidden":
-            message += f" (it may say {', '.join(NightSettings.model_fields)})"
+            message = f"there is no such line (there are {', '.join(NightSettings.model_fields)})"
+        elif first["type"] == "tuple_type":
+            message = "must be a list, [a,b]"
+        elif key == "preset":
+            message += "; a file of yours is named in overrides: [preset=FILE.yaml]"
         raise BadInputError(f"{file}: {key or 'the file'}: {message}") from None
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise BadInputError(f"{file} cannot be read: {in_one_line(error)}") from None

@@ -1,6 +1,7 @@
 """Mistakes in settings in one line: key, value, limit and the nearest valid key."""
 
 import difflib
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any, Final
@@ -18,6 +19,20 @@ MOVED: Final[Mapping[str, str]] = {
     "env.reward_workers": "reward.workers",
 }
 """Where settings of earlier checkouts are now."""
+_LIMITS: Final[Mapping[str, str]] = {
+    "model_type": "is a group of settings: write NAME: VALUE below it, or leave it out",
+    "path_type": "must be a path",
+    "string_pattern_mismatch": "must be package.module:function",
+    "tuple_type": "must be a list, [a,b]",
+}
+"""What is said in place of pydantic's words, by the type of its error."""
+_NAME: Final = "use letters, digits, `.`, `_` and `-`, and begin with a letter or a digit"
+_FORMS: Final[Mapping[str, str]] = {
+    "budget.currency": "use 1 to 8 characters, without a blank",
+    "data.name": _NAME,
+    "run_id": _NAME,
+}
+"""The same for texts of a form of their own, by key."""
 
 
 def leaves(tree: Mapping[Any, Any], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -56,7 +71,11 @@ def explain(error: ErrorDetails, env: str) -> str:
         if any(key in known_keys(name) for name in ENVS):
             return of_another_env(key, env)
         return f"unknown setting {key!r}{nearest(key, known_keys(env))}"
-    limit = "must be a list, [a,b]" if error["type"] == "tuple_type" else in_one_line(error["msg"])
+    limit = _LIMITS.get(error["type"]) or in_one_line(error["msg"])
+    if error["type"] == "string_pattern_mismatch":
+        limit = _FORMS.get(key, limit)
+    if value is None or isinstance(value, bool):
+        value = json.dumps(value)  # as the user writes it
     if error["type"] == "literal_error" and isinstance(value, str):
         names = error["ctx"]["expected"].replace(" or ", ", ")
         limit += nearest(value, names.strip("'").split("', '"))

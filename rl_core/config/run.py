@@ -293,6 +293,14 @@ class RunConfig(Section):
                 )
 
     @rule
+    def _has_a_name_of_its_own(self) -> Iterator[str]:
+        if self.run_id in ("base", "best", "champion", "latest"):
+            yield (
+                f"run_id={self.run_id} means something else in commands that read a run: choose "
+                "another name"
+            )
+
+    @rule
     def _penalises_what_counts(self) -> Iterator[str]:
         estimator = self.algorithm.estimator
         formula = self.algorithm.formula

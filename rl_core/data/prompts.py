@@ -110,6 +110,7 @@ def _read_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
             f"are not read: delete that entry if {TOKENIZER} is the model's"
         )
     if (why := why_unusable(folder)) is not None:
+        why = why.removesuffix(": copy it from the model again")
         raise ValueError(f"{why}: copy {TOKENIZER} and its settings from the model again")
     try:
         if facts.get("auto_map") == OF_ITS_FILE_ALONE:

@@ -8,7 +8,6 @@ loaded, is `{"is_async": ...}` or `{"error": ...}`. From then on, each message g
 
 import inspect
 import json
-import math
 import numbers
 import os
 import resource
@@ -28,6 +27,7 @@ LONGEST_ANSWER: Final = 1_000
 """Characters of `pred` that are kept."""
 LONGEST_REPLY: Final = 10_000
 """Characters of a tool's reply that are kept."""
+_LARGEST_SCORE: Final = 1e9  # whose square a float32 still holds
 _MOST_OBJECTS: Final = 10_000
 
 
@@ -117,17 +117,20 @@ def answer(call: Call, question: Mapping[str, Any]) -> dict[str, Any]:
 def checked(result: object) -> dict[str, Any]:
     """Returns `score`, and `acc` and `pred` if they are given, as plain values.
 
-    TypeError for neither a number nor a mapping with one, ValueError for a non-finite score.
+    TypeError for neither a number nor a mapping with one, ValueError for a score beyond
+    `_LARGEST_SCORE`, or NaN.
     """
     values: Mapping[str, Any] = result if isinstance(result, Mapping) else {"score": result}
     score: Any = values.get("score")
     # The score may be a number or a truth value, of Python, numpy or torch.
     if not isinstance(score, numbers.Real) and getattr(score, "shape", None) != ():
-        kind = type(score if isinstance(result, Mapping) else result).__name__
+        is_mapping = isinstance(result, Mapping)
+        kind = f"a mapping of {[*values]!r:.80}" if is_mapping else type(result).__name__
         raise TypeError(f"returned {kind}, not a number or a mapping with a number 'score'")
-    if not math.isfinite(score):
-        raise ValueError(f"returned {float(score)}, which is no score")
-    plain: dict[str, Any] = {"score": float(score)}
+    number = float(score)
+    if not abs(number) <= _LARGEST_SCORE:  # nor NaN
+        raise ValueError(f"returned {number:g}, which is no score: -1e9 to 1e9 are")
+    plain: dict[str, Any] = {"score": number}
     if values.get("acc") is not None:
         plain["acc"] = bool(values["acc"] >= 1)  # half of the tests passed is not correct
     if "pred" in values:
@@ -138,7 +141,7 @@ def checked(result: object) -> dict[str, Any]:
 
 def describe(error: BaseException) -> str:
     """Returns an error in a line of moderate length, which can be tokenized and written."""
-    return _whole(cut(in_one_line(f"{type(error).__name__}: {error}"), 300))
+    return _whole(cut(in_one_line(f"{type(error).__name__}: {error}").removesuffix(":"), 300))
 
 
 def call_of_rubric(environment: Any) -> Call:

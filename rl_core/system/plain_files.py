@@ -13,6 +13,7 @@ import re
 import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from datetime import date
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final
@@ -30,7 +31,22 @@ DEEPEST: Final = 20
 _LONGEST_REASON: Final = 200
 _HALF_PAIR: Final = re.compile("[\ud800-\udfff]")
 _LONG_NUMBER: Final = re.compile(r"[-+.:_0-9]{100,}")
-_Loader: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # 40 times as fast
+_Safe: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # 40 times as fast
+
+
+class _Loader(_Safe):  # type: ignore[misc]  # one of two classes
+    """Refuses a name that is given twice, of which YAML's own loader takes the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if str(key.value) in seen:
+                raise yaml.MarkedYAMLError(
+                    problem=f"{key.value!r} is given twice", problem_mark=key.start_mark
+                )
+            seen.add(str(key.value))
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
 
 
 def open_plain(path: Path, *, below: Path | None = None, follow: bool = False) -> BufferedReader:
@@ -215,6 +231,8 @@ def _wrong_value(value: object, finite: bool) -> str | None:
     if isinstance(value, float):
         is_wrong = finite and not math.isfinite(value)
         return f"{value}, where a finite number is needed" if is_wrong else None
+    if isinstance(value, date):
+        return f"{value}, a date: put it into quotes"
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         return "an integer of more than 64 bits"
     return None

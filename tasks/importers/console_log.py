@@ -71,7 +71,8 @@ def read_text(file: Path) -> str:
         encoding = "utf-16"
     elif b"\0" in data[:2]:
         encoding = "utf-16-be" if data[:1] == b"\0" else "utf-16-le"
-    return data.decode(encoding, errors="replace")
+    mark = "" if encoding == "utf-8" else "\ufeff"  # which decoding takes away, and bash reads
+    return mark + data.decode(encoding, errors="replace")
 
 
 def other_trainer(text: str, kind: Literal["script", "log"]) -> str | None:

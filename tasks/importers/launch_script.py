@@ -4,6 +4,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 
@@ -139,8 +140,8 @@ def _of_shell(text: str, outer: Mapping[str, str]) -> _Source:
     starts_verl = any(is_verls for is_verls, _ in ranks)
     if not starts_verl and (whose := other_trainer(text, "script")) is not None:
         raise ValueError(
-            f"this is a script of {whose}, which is not read: docs/coming-from.md has its names of "
-            "other settings than ours"
+            f"this is a script of {whose}, which is not read: docs/coming-from.md has a "
+            "table of its settings and ours"
         )
     if (best := max(ranks, default=(False, 0))) == (False, 0):
         # As in eval "$CMD" and ssh NODE "...": a text that is shorter than what it stands in.
@@ -168,10 +169,11 @@ def _of_shell(text: str, outer: Mapping[str, str]) -> _Source:
 def _not_followed(script: Script, starts_verl: bool, command: Command) -> Iterator[Finding]:
     """Names what may set something and is not read."""
     if not starts_verl:
+        texts = (word.text for word in command.words)
         yield finding(
             "program",
             command.words[0].line,
-            program=" ".join(word.text for word in command.words[:3]),
+            program=" ".join(takewhile(lambda text: not _KEY.match(text), texts))[:100],
         )
     for other in script.commands:
         name, *files = (word.text for word in other.words[:2])
@@ -292,7 +294,7 @@ def _variable_findings(
             say = "secret" if is_secret_name(name) else say
             yield finding(say, line, name=name, keys=", ".join(lost))
     for key, one in given.items():
-        if "$" in one.value and has_meaning(key) and names_in[key].isdisjoint(script.unset):
+        if one.is_unread and has_meaning(key) and names_in[key].isdisjoint(script.unset):
             yield finding("known_when_it_runs", one.line, key=key, value=one.value)
     for name, value in variables.items():
         if name in script.assigned:

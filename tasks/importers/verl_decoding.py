@@ -1,4 +1,4 @@
-"""How verl decodes in its tests -> `evaluation.*`."""
+"""How verl decodes in its tests -> `evaluation.*`; its penalty near the longest response."""
 
 from typing import Any, Final
 
@@ -8,6 +8,11 @@ from rl_core.config.operations import EvaluationConfig
 from tasks.importers.verl_table import ScriptSettings
 
 _THEIRS: Final = "actor_rollout_ref.rollout.val_kwargs."
+_OVERLONG: Final = (  # DAPO, early and later
+    "reward_model.overlong_buffer.",
+    "reward_model.reward_kwargs.overlong_buffer_cfg.",
+    "reward.reward_kwargs.overlong_buffer_cfg.",
+)
 
 
 def add_tests(script: ScriptSettings) -> None:
@@ -25,3 +30,15 @@ def add_tests(script: ScriptSettings) -> None:
         script.say("out_of_range", f"{_THEIRS}temperature", ours="evaluation.temperature", why=why)
     else:
         script.settings |= {f"evaluation.{name}": value for name, value in settings.items()}
+
+
+def add_overlong(script: ScriptSettings) -> None:
+    """Takes over how many of the last tokens cost reward, where verl's penalty is on."""
+    for section in _OVERLONG:
+        tokens = script.count(f"{section}len")
+        if tokens is None or not script.is_true(f"{section}enable"):
+            continue
+        script.settings["algorithm.overlong_tokens"] = tokens
+        factor = f"{section}penalty_factor"
+        if script.plain(factor) not in (None, 1):
+            script.say("overlong_factor", factor, tokens=tokens)

@@ -11,7 +11,7 @@ from rl_core.algos.losses import LOSSES
 from rl_core.config.run import RunConfig
 from rl_core.data.sampling import steps_per_epoch
 from tasks.importers.verl_correction import add_correction
-from tasks.importers.verl_decoding import add_tests
+from tasks.importers.verl_decoding import add_overlong, add_tests
 from tasks.importers.verl_files import add_files, num_problems
 from tasks.importers.verl_table import (
     CHAT_ARGS,
@@ -53,7 +53,7 @@ def translate(
     Of the sections and keys `no_defaults`, and of all that is not given if the script `is_partial`,
     nothing is taken or said.
     """
-    unread = {key: one for key, one in given.items() if "$" in one.value}
+    unread = {key: one for key, one in given.items() if one.is_unread}
     read = {key: one for key, one in given.items() if key not in unread}
     script = ScriptSettings(read, unread, line, frozenset(no_defaults), is_partial)
     for rule in (
@@ -76,6 +76,7 @@ def translate(
         _loggers,
         _chat_args,
         add_tests,
+        add_overlong,
     ):
         rule(script)
     assumed = script.assumed.items()
@@ -174,7 +175,8 @@ def _group(script: ScriptSettings) -> None:
         may_be_set = script.may_be_set(_RESPONSES)
         sentence = "group_of_unknown_size" if may_be_set else "group_of_one"
         where = _RESPONSES if theirs or may_be_set else _ESTIMATOR
-        script.say(sentence, where, name=name, size=_SMALLEST_GROUP)
+        num = theirs.value if theirs else 1
+        script.say(sentence, where, name=name, size=_SMALLEST_GROUP, num=num)
     if script.is_true("algorithm.filter_groups.enable"):
         batches = script.count("algorithm.filter_groups.max_num_gen_batches")
         script.settings["algorithm.resample_rounds"] = (batches or _RESAMPLED_AT_MOST + 1) - 1
@@ -308,7 +310,7 @@ def _cards(script: ScriptSettings) -> None:
             parts //= 2  # still divides the heads
         engines = (cards - ranks) // parts
         settings["rollout.num_engines"] = engines
-        generate = f"{cards - ranks} generate"
+        generate = "one generates" if cards - ranks == 1 else f"{cards - ranks} generate"
         if ranks > 1:
             settings["resources.learner_ranks"] = ranks
         if parts > 1:

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 
 import yaml
 
+from rl_core.system.words import without_middle
 from tasks.preflight_checks import Finding
 
 Settings = dict[str, Any]  # our dotted keys and their values
@@ -26,6 +27,7 @@ _PATTERNS: Final = [
     for reason, patterns in TABLE[table].items()
     for pattern in patterns.split()
 ]
+_LONGEST_VALUE: Final = 100  # characters of a value in a message
 CHAT_ARGS: Final = "data.apply_chat_template_kwargs."
 _EARLY: Final = TABLE["before_2025_04"].split()
 PLAIN_NAMES: Final = (*NAMES, *(pattern for pattern, _, _ in _PATTERNS if "*" not in pattern))
@@ -55,6 +57,11 @@ class Given:
 
     value: str
     line: int
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether its value is known only when the script runs: `$NAME`, `$(...)`, back-ticks."""
+        return not {"$", "`"}.isdisjoint(self.value)
 
     @property
     def plain(self) -> Any:
@@ -88,7 +95,8 @@ class ScriptSettings:
     def say(self, sentence: str, key: str = "", /, **facts: Any) -> None:
         """Adds what `verl.yaml` says of one of verl's settings, or of the whole command."""
         one = self.given.get(key) or self.unread.get(key) or Given("", self.line)
-        self.findings.append(finding(sentence, one.line, key=key, **({"value": one.value} | facts)))
+        value = without_middle(one.value, _LONGEST_VALUE)
+        self.findings.append(finding(sentence, one.line, key=key, **({"value": value} | facts)))
 
     @cached_property
     def is_recent(self) -> bool:

@@ -1,5 +1,6 @@
 """`rl_core.train`: a run from Python, with learner and engine in the same process."""
 
+import errno
 import signal
 from concurrent.futures import Future
 from pathlib import Path
@@ -92,6 +93,19 @@ def test_a_run_of_adapters_ends_with_a_whole_model_and_continues_exactly(tiny_mo
     AutoModelForCausalLM.from_pretrained(runs[0].folder / "checkpoints/best")
     adapters = {file.parent.parent for file in runs[0].folder.rglob("adapter/*.safetensors")}
     assert {file.parent for file in runs[0].folder.rglob("model.safetensors")} < adapters
+
+
+def test_a_run_that_could_not_be_saved_says_so(tiny_model_path, tmp_path, monkeypatch):
+    def demand_room(folder: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(folder))
+
+    monkeypatch.setattr("rl_core.checkpoints.background_save.demand_room", demand_room)
+    run = train(model=tiny_model_path, problems=rows(24), reward=letters, steps=1, settings=SMALL)
+    with pytest.raises(ValueError, match=r"has no checkpoint: its run\.json and log\.txt say why"):
+        _ = run.checkpoint
+    record = RunFolder(run.folder).read()
+    assert record.status == "finished"
+    assert str(record.reason).startswith("step 1 was not saved ([Errno 28] No space left")
 
 
 def test_the_loop_on_one_page_gives_the_same_numbers(tiny_model_path, tmp_path):
@@ -220,7 +234,11 @@ class Repeat(TextEnv):
             {"settings": {"rollout.staleness": 1}},
             "rollout.staleness=1 needs processes of their own",
         ),
-        ({"problems": rows(1)}, "problems has 1 rows: one to train on and one to test"),
+        ({"problems": rows(1)}, "problems has 1 row: one to train on and one to test"),
+        ({"problems": None}, "problems=None must be rows, a frame, a file, a folder or an env"),
+        ({"processes": "threads"}, "processes='threads' must be 'this' or 'ray'"),
+        ({"steps": "20"}, "steps='20' must be a whole number"),
+        ({"settings": {"actor": {"lr": 1}}}, "settings: 'actor' must be the name of one setting"),
         (
             {"settings": {"actor.learning_rate": 1}},
             "unknown setting 'actor.learning_rate'; did you",

@@ -42,5 +42,5 @@ def test_foreign_prompts_are_a_warning_in_words(tmp_path, caplog):
     assert results["countdown_prompt"]["status"] == "warning"
     assert results["countdown_prompt"]["rows"] == 1
     (warning,) = caplog.messages
-    assert "check countdown_prompt, of your own prompts: not true for 1 rows" in warning
+    assert "check countdown_prompt, of your own prompts: not true for 1 row:" in warning
     assert "Make 16 of 3, 5 and 8." in warning

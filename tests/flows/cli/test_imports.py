@@ -1,3 +1,5 @@
+import re
+import shlex
 import shutil
 import time
 
@@ -32,6 +34,29 @@ def test_a_script_becomes_a_preset_that_runs_take(script_to_preset):
 
     said, _ = script_to_preset(SOUND, code=2)
     assert "exists already" in said
+
+
+RECIPE = "algorithm: {adv_estimator: grpo}\ndata: {train_batch_size: 64, train_files: x.parquet}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "preset"),
+    [
+        ("mine.yaml", RECIPE, "imported-mine.yaml"),  # the recipe stays
+        ("größe.sh", SOUND, "größe.yaml"),
+        ("two words.sh", SOUND, "two words.yaml"),
+    ],
+)
+def test_the_preset_has_a_name_that_the_printed_command_can_take(
+    cli, tmp_path, monkeypatch, name, text, preset
+):
+    monkeypatch.chdir(tmp_path)
+    (script := tmp_path / name).write_text(text)
+    printed = cli("import", name, root=None).out
+    assert script.read_text() == text
+    assert "to be mended" not in printed
+    (command,) = re.findall("try next   (.*)", printed)
+    assert compose(shlex.split(command)[2:]).preset == preset
 
 
 def test_what_verl_does_unasked_is_taken_over_and_said(script_to_preset):

@@ -24,6 +24,7 @@ from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 from flows.cli import notifying, serve
 from flows.errors import RunFailedError
 from flows.prefect_patches.login import own_login
+from flows.settings.night import NightSettings
 from tests.flows.test_run import PROGRAM, Place
 from tests.support.harness import LIMIT_S, ROOT, FlowRun, Prefect
 from tests.support.http_server import answering
@@ -302,3 +303,11 @@ def test_who_did_not_get_it_is_an_error_and_so_is_nobody(notify, monkeypatch):
         monkeypatch.setenv("NIGHT_HOOK", server.url)
         assert "the webhook: 127.0.0.1 answered 500" in notify(1, webhook="NIGHT_HOOK").out
     assert "names no webhook and no command" in notify(2).err
+
+
+def test_a_night_of_settings_that_do_not_exist_is_refused_at_the_start(cli, monkeypatch):
+    monkeypatch.setattr(serve, "read_night", lambda: NightSettings(overrides=("actor.lrr=1",)))
+    assert (
+        "night.yaml: overrides: unknown setting 'actor.lrr'; did"
+        in cli("serve", code=2, root=None).err
+    )

@@ -1,10 +1,12 @@
+from datetime import datetime
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import pytest
 import yaml
 
 from flows.errors import BadInputError
-from flows.settings.night import NIGHT_FILE, NightSettings, read_night
+from flows.settings.night import NIGHT_FILE, NightSettings, due_times, read_night
 
 
 def written(folder: Path, text: str) -> Path:
@@ -89,7 +91,10 @@ def test_the_variable_tz_is_obeyed_or_refused(tmp_path, monkeypatch):
         ("timezone: europe/berlin", r"europe/berlin; did you mean Europe/Berlin\?$"),
         ("- at", "the file: "),
         ("preset: quikstart", "preset: Input should be 'countdown-0.5b-sft-24gb', "),
-        ("hook: URL", r"hook: Extra inputs are not permitted \(it may say at, timezone, preset"),
+        ("hook: URL", r"hook: there is no such line \(there are at, timezone, preset, "),
+        ("preset: mine.yaml", r"; a file of yours is named in overrides: \[preset=FILE\.yaml\]$"),
+        ("overrides: seed=1", r"overrides: must be a list, \[a,b\]$"),
+        ("at: 22:30\nat: 23:30", "'at' is given twice in line 2"),
         ("events: [promotion]", "events.0: Input should be 'failed'"),
         ("at: [", "cannot be read"),
         ("timezone: Europe/Berln", "timezone: there is no time zone Europe/Berln"),
@@ -101,3 +106,21 @@ def test_a_mistake_is_refused_in_a_line_with_the_files_name(tmp_path, text, word
         read_night(file)
     assert str(refused.value).startswith(str(file))
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("cron", "after", "due", "before"),
+    [
+        # Berlin's clocks skip 02:00 to 03:00 on 2027-03-28, and repeat it on 2026-10-25.
+        ("0 2 * * *", "2027-03-27T12:00", "2027-03-28T03:00+02:00", "2027-03-27T02:00+01:00"),
+        ("30 2 * * *", "2027-03-28T12:00", "2027-03-29T02:30+02:00", "2027-03-28T03:30+02:00"),
+        ("30 2 * * *", "2026-10-25T12:00", "2026-10-26T02:30+01:00", "2026-10-25T02:30+02:00"),
+        ("0 3 * * *", "2026-10-24T12:00", "2026-10-25T03:00+01:00", "2026-10-24T03:00+02:00"),
+    ],
+)
+def test_a_night_is_due_at_its_hour_where_the_clock_changes(cron, after, due, before):
+    berlin = ZoneInfo("Europe/Berlin")
+    time = next(due_times(cron, datetime.fromisoformat(after).replace(tzinfo=berlin)))
+    assert time.isoformat(timespec="minutes") == due
+    earlier = next(due_times(cron, time, backwards=True))
+    assert earlier.isoformat(timespec="minutes") == before

@@ -1,6 +1,7 @@
 """A user's reward in real processes: whatever it does, the run gets a score and continues."""
 
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -218,18 +219,19 @@ def test_a_number_of_any_kind_is_a_score(returned, score):
         (float("nan"), "returned nan, which is no score"),
         (np.array([1.0]), "returned ndarray, not a number"),
         ("1.0", "returned str, not a number or a mapping with a number 'score'"),
-        ({}, "returned NoneType, not a number or a mapping with a number 'score'"),
+        (1e300, "returned 1e+300, which is no score: -1e9 to 1e9 are"),
+        ({"reward": 1}, "returned a mapping of ['reward'], not a number or a mapping with a num"),
     ],
 )
 def test_what_is_no_score(returned, why):
-    with pytest.raises((TypeError, ValueError), match=why):
+    with pytest.raises((TypeError, ValueError), match=re.escape(why)):
         checked(returned)
 
 
 def test_reasons_in_words(caplog):
     with start_rewards(env("misbehave"), RewardConfig(timeout_s=0.5)) as rewards:
         scores(rewards, "segfault", "loop", "hog")
-    reasons = ("its process died: killed by SIGSEGV", "no answer within 0.5 s", "MemoryError:")
+    reasons = ("its process died: killed by SIGSEGV", "no answer within 0.5 s", "MemoryError")
     for record, reason in zip(caplog.records, reasons, strict=True):
         assert reason in record.getMessage()
 

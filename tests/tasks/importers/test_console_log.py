@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rl_core.runs.run_folder import RunFolder
 from rl_core.tracking.diagnosis import diagnose
 from tasks.importers.console_log import import_log, other_trainer, read_log, read_text
+from tasks.importers.launch_script import import_script
 from tasks.queries.sql import ask
 from tasks.report import write_report
 from tasks.report_page.failures import find_failure
@@ -148,6 +149,9 @@ def test_of_two_runs_in_a_file_the_last_is_taken():
 def test_a_log_of_another_encoding_is_read(tmp_path, encoding):
     (file := tmp_path / "night.log").write_text("step:3 - x:0.5\n", encoding=encoding)
     assert read_log(read_text(file)).rows == {3: {"x": 0.5}}
+    file.write_text("python3 -m verl.trainer.main_ppo data.train_batch_size=8", encoding=encoding)
+    findings = map(str, import_script(read_text(file)).findings)
+    assert [one for one in findings if "save it as UTF-8 without a mark" in one]
 
 
 def test_numbers_as_torch_and_people_write_them_are_read_and_others_are_named():
