@@ -92,6 +92,7 @@ FLIPS: Final = {
         teacher.signal=full {TEACHER}
         teacher.coef=3 {TEACHER}
         teacher.bound=0.1 {TEACHER}
+        teacher.load_in_4bit=true {TEACHER}
         rollout.temperature=0.5
     """,
     "run": f"""

@@ -12,8 +12,8 @@ from tests.support.walk import Walk
 
 MOST = {
     # what is counted: (at most, aim)
-    "statements of the product": (25_986, 18_000),
-    "lines of tests": (47_400, 36_000),
+    "statements of the product": (26_010, 18_000),
+    "lines of tests": (47_500, 36_000),
     "lines of a file": (400, 400),
     "lines of a function": (72, 90),
     "functions of more than 6 parameters": (8, 8),
@@ -27,13 +27,13 @@ ROOMS = {
     "rl_core": (984, 60),
     "rl_core/algos": (305, 52),
     "rl_core/checkpoints": (464, 34),
-    "rl_core/config": (547, 42),
+    "rl_core/config": (548, 42),
     "rl_core/data": (1_331, 88),
     "rl_core/envs": (1_857, 141),
     "rl_core/evaluation": (349, 38),
     "rl_core/learner": (1_120, 46),
-    "rl_core/models": (972, 66),
-    "rl_core/resources": (1_008, 102),
+    "rl_core/models": (980, 66),
+    "rl_core/resources": (1_023, 102),
     "rl_core/rewards": (677, 30),
     "rl_core/rollout": (904, 34),
     "rl_core/runs": (742, 61),

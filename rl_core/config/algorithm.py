@@ -247,6 +247,9 @@ class TeacherConfig(Section):
     """Weight of the teacher's term, added to the advantage (0 with `estimator=distill`)."""
     bound: float = Field(10.0, gt=0)
     """With `tokens`, the largest difference of log-probs that counts, in nats per token."""
+    load_in_4bit: bool = False
+    """The teacher's linear layers take 0.56 bytes per weight instead of 4 (NF4, package
+    `bitsandbytes`): it teaches what its rounded weights compute."""
 
 
 class CriticConfig(Section):

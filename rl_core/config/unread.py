@@ -75,7 +75,7 @@ READERS: Final = (
         "actor.importance_cap=null has no importance weights",
     ),
     Reader(
-        "teacher.signal teacher.coef teacher.bound",
+        "teacher.signal teacher.coef teacher.bound teacher.load_in_4bit",
         lambda config: config.teacher.path is not None,
         "teacher.path names no teacher",
     ),

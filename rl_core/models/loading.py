@@ -6,6 +6,7 @@ forward passes (forward.py), saving (saving.py).
 """
 
 import copy
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, cast
@@ -165,14 +166,25 @@ def load_models(
     if config.model.gradient_checkpointing:
         checkpoint_gradients(actor)
     critic = make_critic(actor) if config.algorithm.formula.needs_critic else None
-    teacher = config.teacher.path
-    return Models(
-        actor, reference, critic, None if teacher is None else _load_frozen(Path(teacher), device)
-    )
+    return Models(actor, reference, critic, _load_teacher(config, device))
 
 
-def _load_frozen(folder: Path, device: torch.device) -> transformers.PreTrainedModel:
-    model = load_actor(folder, device)
+def _load_teacher(config: RunConfig, device: torch.device) -> transformers.PreTrainedModel | None:
+    """Returns the frozen teacher, if there is one; ValueError as `load_actor`, by its settings."""
+    if config.teacher.path is None:
+        return None
+    try:
+        folder = Path(config.teacher.path)
+        return _load_frozen(folder, device, in_4bit=config.teacher.load_in_4bit)
+    except ValueError as error:
+        message = re.sub(r"\bmodel\.(path|load_in_4bit)=", r"teacher.\1=", str(error))
+        raise ValueError(message) from None
+
+
+def _load_frozen(
+    folder: Path, device: torch.device, *, in_4bit: bool = False
+) -> transformers.PreTrainedModel:
+    model = load_actor(folder, device, in_4bit=in_4bit)
     model.requires_grad_(False)
     allow_packing(model)
     return model

@@ -220,6 +220,11 @@ OTHER_RESULT: Final[tuple[Lever, ...]] = (
         "model.load_in_4bit",
         "weights below adapters are rounded to 4 bits: another result, by bitsandbytes",
     ),
+    _switch(
+        "teacher.load_in_4bit",
+        "the teacher is rounded to 4 bits: another result, by bitsandbytes",
+        lambda c: c.teacher.path is not None,
+    ),
 )
 """Levers that change what is learned; with all others a run learns the same, up to rounding."""
 

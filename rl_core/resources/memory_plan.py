@@ -64,11 +64,11 @@ def resting_learner(shape: ModelShape, config: RunConfig) -> PhaseMemory:
     resident = {
         "weights": _FLOAT32 * learning
         + (frozen if config.model.lora_rank else math.ceil(frozen / ranks))
-        + math.ceil(_FLOAT32 * models.teacher / ranks),
+        + math.ceil(_teacher_bytes(shape, config) / ranks),
         "optimizer": moment_bytes(learning, config),
     }
     if _offloads(config):
-        away = math.ceil(sum(_offloaded_frozen(models, config)) / ranks)
+        away = math.ceil(sum(_offloaded_frozen(shape, config)) / ranks)
         resident = {"weights": resident["weights"] - away}
     # With a learner on a card, the snapshot is in the machine's memory.
     if config.checkpoints.in_background and not config.resources.learner_gpus:
@@ -91,7 +91,7 @@ def offloaded_bytes(shape: ModelShape, config: RunConfig) -> int:
     """Returns what `resources.offload` keeps in the machine's memory: of all ranks, at rest."""
     models = model_sizes(shape, config)
     moments = moment_bytes(models.actor + models.critic, config) if _offloads(config) else 0
-    return moments + sum(_offloaded_frozen(models, config))
+    return moments + sum(_offloaded_frozen(shape, config))
 
 
 def moment_bytes(num_parameters: int, config: RunConfig) -> int:
@@ -105,7 +105,7 @@ def moment_bytes(num_parameters: int, config: RunConfig) -> int:
 
 
 def frozen_bytes(shape: ModelShape, config: RunConfig) -> int:
-    """Returns the bytes of all weights that do not learn; in 4 bits, blocks of 64 have a scale."""
+    """Returns the bytes of all weights that do not learn."""
     in_float32 = model_sizes(shape, config).frozen
     if not config.model.lora_rank:
         return _FLOAT32 * in_float32
@@ -115,8 +115,23 @@ def frozen_bytes(shape: ModelShape, config: RunConfig) -> int:
     if _holds_bfloat16(shape, config):
         embeddings = (1 if shape.tied else 2) * shape.vocab_size * shape.hidden_size
         in_bfloat16 = embeddings + matrices - packed
-    in_float32 += math.ceil(packed / _4BIT_BLOCK) - packed - in_bfloat16
-    return _FLOAT32 * in_float32 + 2 * in_bfloat16 + packed // 2
+    in_float32 -= packed + in_bfloat16
+    return _FLOAT32 * in_float32 + 2 * in_bfloat16 + _packed_bytes(packed)
+
+
+def _teacher_bytes(shape: ModelShape, config: RunConfig) -> int:
+    """Returns the bytes of the teacher's weights, 0 without one."""
+    if config.teacher.path is None:
+        return 0
+    teacher = teacher_shape(shape, config)
+    matrices = teacher.num_layers * teacher.num_layer_matrices
+    packed = matrices if config.teacher.load_in_4bit else 0
+    return _FLOAT32 * (teacher.num_parameters - packed) + _packed_bytes(packed)
+
+
+def _packed_bytes(num_weights: int) -> int:
+    """Returns the bytes of weights in 4 bits; each block of 64 has a scale."""
+    return num_weights // 2 + _FLOAT32 * math.ceil(num_weights / _4BIT_BLOCK)
 
 
 def _holds_bfloat16(shape: ModelShape, config: RunConfig) -> bool:
@@ -160,15 +175,15 @@ def _offloads(config: RunConfig) -> bool:
     return config.resources.learner_gpus > 0 and config.resources.offload
 
 
-def _offloaded_frozen(models: ModelSizes, config: RunConfig) -> tuple[int, int]:
+def _offloaded_frozen(shape: ModelShape, config: RunConfig) -> tuple[int, int]:
     """Returns the bytes of reference and teacher, if they are on the card only for a pass.
 
     With adapters the reference is the actor, which stays.
     """
     if not _offloads(config):
         return 0, 0
-    reference = 0 if config.model.lora_rank else models.frozen
-    return _FLOAT32 * reference, _FLOAT32 * models.teacher
+    reference = 0 if config.model.lora_rank else model_sizes(shape, config).frozen
+    return _FLOAT32 * reference, _teacher_bytes(shape, config)
 
 
 def _held_while_learning(shape: ModelShape, config: RunConfig) -> dict[str, int]:
@@ -186,6 +201,12 @@ def _layer_bytes(shape: ModelShape, tokens: int) -> int:
     return tokens * _FLOAT32 * (4 * shape.intermediate_size + 4 * shape.hidden_size)
 
 
+def _teacher_layer_bytes(shape: ModelShape, config: RunConfig, tokens: int) -> int:
+    teacher = teacher_shape(shape, config)
+    unpacked = _unpacked_bytes(teacher, config) if config.teacher.load_in_4bit else 0
+    return _layer_bytes(teacher, tokens) + unpacked
+
+
 def _passing_bytes(shape: ModelShape, config: RunConfig, tokens: int) -> int:
     """Returns what a pass takes and gives back within a layer."""
     passing = _layer_bytes(shape, tokens) + _scores_bytes(shape, config, tokens)
@@ -193,9 +214,14 @@ def _passing_bytes(shape: ModelShape, config: RunConfig, tokens: int) -> int:
         # Beside a product: B A x, that scaled, the sum, and peft's float32 copy of x.
         copies = 3 if config.compute_dtype == "float32" else 4
         passing += copies * tokens * _FLOAT32 * shape.intermediate_size
-    if config.model.load_in_4bit:  # a product needs its whole matrix unpacked
-        passing += compute_width(config) * shape.hidden_size * shape.intermediate_size
+    if config.model.load_in_4bit:
+        passing += _unpacked_bytes(shape, config)
     return passing
+
+
+def _unpacked_bytes(shape: ModelShape, config: RunConfig) -> int:
+    """Returns the bytes of a layer's largest matrix, which a product of packed weights needs."""
+    return compute_width(config) * shape.hidden_size * shape.intermediate_size
 
 
 def _scores_bytes(shape: ModelShape, config: RunConfig, tokens: int) -> int:
@@ -211,7 +237,7 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
     models = model_sizes(shape, config)
     rank = config.model.lora_rank
     resident = _held_while_learning(shape, config)
-    at_hand = max(_offloaded_frozen(models, config))  # one after the other
+    at_hand = max(_offloaded_frozen(shape, config))  # one after the other
     on_gpu = config.resources.learner_gpus > 0
     ranks = config.resources.learner_ranks
     threads = 1 if on_gpu or ranks > 1 else config.resources.learner_threads
@@ -258,7 +284,7 @@ def _learner_phases(shape: ModelShape, config: RunConfig) -> list[PhaseMemory]:
     forward = {
         # A sharded reference is gathered from the machine's memory.
         "weights": resident["weights"] + (at_hand if ranks == 1 else 0),
-        "activations": threads * max(passing, _layer_bytes(teacher_shape(shape, config), tokens)),
+        "activations": threads * max(passing, _teacher_layer_bytes(shape, config, tokens)),
         "logits": threads * block,
     }
     if ranks > 1:

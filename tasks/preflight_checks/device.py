@@ -118,6 +118,7 @@ def quantization_findings(config: RunConfig) -> Iterator[Finding]:
     needs_it = {
         "actor.optimizer=adamw_8bit": config.actor.optimizer == "adamw_8bit",
         "model.load_in_4bit=true": config.model.load_in_4bit,
+        "teacher.load_in_4bit=true": config.teacher.load_in_4bit,
     }
     for setting, is_on in needs_it.items():
         if is_on and importlib.util.find_spec("bitsandbytes") is None:

@@ -23,6 +23,7 @@ CASES = [
     ("actor.dual_clip=2", "actor.policy_loss=cispo", "only actor.policy_loss=ppo", ""),
     ("actor.importance_low=0.5", "actor.importance_cap=null", "no importance weights", ""),
     ("teacher.coef=2", "", "names no teacher", "teacher.path=RUN/best"),
+    ("teacher.load_in_4bit=true", "", "names no teacher", "teacher.path=RUN/best"),
     ("teacher.bound=2", "teacher.path=a teacher.signal=full", "signal=tokens", "teacher.path=a"),
     ("base_model.steps=3", "model.path=a", "none is made at home", ""),
     ("sft.lr=1", "model.path=a", "no fine-tuning", "model.path=a sft.data=traces"),

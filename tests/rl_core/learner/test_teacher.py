@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from rl_core.learner.ranks import ALONE as ONE_RANK
+from rl_core.models.loading import complete_weights, load_actor
+from rl_core.resources.memory_plan import ModelShape, memory_plan
 from tests.rl_core.learner.test_ranks import assert_equal_to_rounding
 from tests.support.learners import (
     all_weights,
@@ -151,6 +153,42 @@ def test_the_full_signal_is_the_kl_over_the_whole_vocabulary(
     assert_close(actual, expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("signal", ["tokens", "full"])
+def test_in_4_bits_it_teaches_what_its_rounded_weights_compute(
+    new_learner, make_batch, teacher_path, tiny_model_path, tmp_path, signal
+):
+    packed = load_actor(teacher_path, torch.device("cpu"), in_4bit=True)
+    rounded = AutoModelForCausalLM.from_pretrained(teacher_path, dtype=torch.float32)
+    rounded.load_state_dict(complete_weights(packed), strict=False)
+    rounded.save_pretrained(tmp_path)
+    results, planned = [], []
+    for path, in_4bit in ((teacher_path, True), (tmp_path, False), (teacher_path, False)):
+        learner = new_learner(
+            algorithm=ALONE,
+            actor=NO_BONUS | {"mini_batch_size": 8},
+            teacher={"path": str(path), "signal": signal, "load_in_4bit": in_4bit},
+        )
+        experience, _ = learner.make_experience(make_batch(group_size=2))
+        taught = experience.teacher_logprobs
+        results.append(experience.teacher_states if taught is None else taught)
+        shape = ModelShape.from_folder(tiny_model_path)
+        planned.append(memory_plan(shape, learner.config)[0].parts["weights"])
+        if in_4bit:
+            held = sum(weight.nbytes for weight in learner.models.teacher.parameters())
+    torch.testing.assert_close(results[0], results[1], atol=1e-5, rtol=1e-5)
+    assert (results[0] - results[2]).abs().max() > 1e-3
+    bytes_of_whole = sum(weight.nbytes for weight in rounded.parameters())
+    assert planned[1] - planned[0] == pytest.approx(bytes_of_whole - held, rel=0.01)
+
+
+def test_a_teacher_without_linear_layers_is_refused_by_its_own_setting(new_learner, tmp_path):
+    shape = GPT2Config(vocab_size=30, n_embd=8, n_layer=1, n_head=2)
+    GPT2LMHeadModel(shape).save_pretrained(tmp_path)
+    teacher = {"path": str(tmp_path), "load_in_4bit": True}
+    with pytest.raises(ValueError, match=r"^teacher.load_in_4bit=true: GPT2LMHeadModel has no l"):
+        new_learner(algorithm=ALONE, teacher=teacher)
+
+
 def test_a_resume_is_exact(settings, make_batch, tiny_model_path, teacher_path, tmp_path):
     config = settings(algorithm=ALONE, teacher={"path": str(teacher_path)})
     check_that_a_resume_is_exact(config, tiny_model_path, tmp_path / "saved", make_batch)
@@ -164,7 +202,7 @@ def test_two_ranks_learn_from_it_what_one_process_learns(
         settings(
             actor=NO_BONUS | {"lr": 1e-5},
             algorithm=ALONE,
-            teacher={"path": str(teacher_path)},
+            teacher={"path": str(teacher_path), "load_in_4bit": rank > 0},
             model={"lora_rank": rank},
         )
         for rank in (0, 2)

@@ -87,15 +87,16 @@ def test_vllm_on_a_cpu_wants_a_library_of_the_system(monkeypatch):
 
 
 def test_settings_for_fewer_bits_want_their_package(monkeypatch):
-    sections = {"actor": {"optimizer": "adamw_8bit"}}
+    sections = {"actor": {"optimizer": "adamw_8bit"}, "teacher": {"load_in_4bit": True}}
     wanting = RunConfig.model_validate(sections | {"model": {"lora_rank": 4, "load_in_4bit": True}})
     assert list(quantization_findings(wanting)) == []
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert list(quantization_findings(RunConfig())) == []
     found = list(quantization_findings(wanting))
-    assert [str(one.level) for one in found] == ["fatal", "fatal"]
+    assert [str(one.level) for one in found] == 3 * ["fatal"]
     assert found[0].message.startswith("actor.optimizer=adamw_8bit needs the package bitsandbytes")
     assert found[1].message.startswith("model.load_in_4bit=true needs the package bitsandbytes")
+    assert found[2].message.startswith("teacher.load_in_4bit=true needs the package bitsandby")
 
 
 def test_weights_of_4_bits_are_not_rounded_twice(tmp_path):
