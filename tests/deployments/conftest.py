@@ -43,6 +43,6 @@ def prefect(deployed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     # Short, for Ray's sockets; what a killed run leaves in its temporary folder goes with it.
     with tempfile.TemporaryDirectory(prefix="pf-", ignore_cleanup_errors=True) as temp_dir:
         prefect = Prefect(tmp_path_factory.mktemp("server"), {**_SETTINGS, "TMPDIR": temp_dir})
-        shutil.copytree(deployed, prefect.folder / "prefect")
+        shutil.copytree(deployed, prefect.folder / "prefect", dirs_exist_ok=True)
         with prefect.up():
             yield prefect

@@ -22,10 +22,8 @@ from tests.support.programs import PROGRAM, cli, living
 from tests.support.runs import short, steps_below
 from tests.support.waiting import wait_for
 
-NUM_STEPS = 30
+NUM_STEPS = 60
 SAVE_FREQ = 3
-PAUSE = "REWARD_PAUSE_S"
-"""Before each reward of a disturbed run, so that few steps are done while something is noticed."""
 WITHIN_S = 45
 """Without a heartbeat a run is lost: Prefect knows none more often than every 30 s."""
 MARK = "TEST_FAULTS_MARK"
@@ -37,11 +35,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 class Place:
     """A server with its automations, a worker, and folders of runs."""
 
-    def __init__(
-        self, prefect: Prefect, undisturbed: Path, overrides: list[str], pause_s: float = 0.05
-    ) -> None:
+    def __init__(self, prefect: Prefect, undisturbed: Path, overrides: list[str]) -> None:
         self.prefect = prefect
-        prefect.environment[PAUSE] = str(pause_s)
         self.overrides = overrides
         self.folder = folder = prefect.folder
         self._undisturbed = undisturbed
@@ -62,7 +57,7 @@ class Place:
         with alone_in(root, wait=True):
             if not (root / "runs").exists():
                 words = ["train", *self.overrides, f"storage.root={root}"]
-                done = cli(*words, env=self.prefect.environment | {PAUSE: "0"})
+                done = cli(*words, env=self.prefect.environment)
                 assert done.returncode == 0, done.stderr
         (run,) = RunFolder.all_under(root)
         return run
@@ -130,9 +125,7 @@ class Place:
 
 def disturbed_run(tiny_overrides: list[str]) -> list[str]:
     """Returns settings of a run that takes long enough to be disturbed."""
-    settings = short(tiny_overrides, total_steps=NUM_STEPS, save_freq=SAVE_FREQ, test_freq=10)
-    reward = "env.reward=tests.support.user_rewards:letters_at_leisure"
-    return [*settings, reward, f"reward.env=[{PAUSE}]"]
+    return short(tiny_overrides, total_steps=NUM_STEPS, save_freq=SAVE_FREQ, test_freq=10)
 
 
 @pytest.fixture(scope="module")

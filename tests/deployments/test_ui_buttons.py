@@ -47,7 +47,7 @@ class Evening(Place):
 
 @pytest.fixture(scope="module")
 def evening(prefect: Prefect, undisturbed: Path, tiny_overrides: list[str]) -> Iterator[Evening]:
-    evening = Evening(prefect, undisturbed, disturbed_run(tiny_overrides), pause_s=0.12)
+    evening = Evening(prefect, undisturbed, disturbed_run(tiny_overrides))
     evening.flow_run = evening.start(ON_DEMAND, ROOT)
     try:
         yield evening

@@ -44,7 +44,7 @@ class Served(Prefect):
         super().__init__(folder, {**often, "TMPDIR": str(folder)})
         del self.environment["PREFECT_API_URL"]
         self.environment["PREFECT_SERVER_API_PORT"] = str(self.port)
-        (folder / "prefect").mkdir()
+        (folder / "prefect").mkdir(exist_ok=True)
         self.home = folder / "prefect"
         self.place = Place(folder, tiny_overrides)
 
