@@ -178,11 +178,12 @@ def _expected(folder: Path, num_stored: int) -> tuple[Expected, Mapping[str, str
     if get_model_conversion_mapping(model, add_legacy=False):
         return {}, tied
     prefix = f"{model.base_model_prefix}."
-    return {
+    parameters = {
         name: (name.removeprefix(prefix), tuple(parameter.shape))
         for name, parameter in model.named_parameters()
         if name not in tied
-    }, tied
+    }
+    return parameters, tied
 
 
 def _check_tensors(expected: Expected, there: Mapping[str, StoredTensor]) -> None:
@@ -192,10 +193,11 @@ def _check_tensors(expected: Expected, there: Mapping[str, StoredTensor]) -> Non
     }
     missing = [name for name, tensor in tensors_of_names.items() if tensor is None]
     if missing:
+        more = ", ..." if len(missing) > _NAMES_SHOWN else ""
         raise ValueError(
             f"{len(missing)} of {len(expected)} tensors are in none of its files "
-            f"({', '.join(missing[:_NAMES_SHOWN])}{', ...' if len(missing) > _NAMES_SHOWN else ''}"
-            "), and would be random: copy the model again"
+            f"({', '.join(missing[:_NAMES_SHOWN])}{more}), and would be random: copy the model "
+            "again"
         )
     for name, (short_name, shape) in expected.items():
         tensor = tensors_of_names[name]
@@ -229,8 +231,9 @@ def _check_tied(tied: Mapping[str, str], there: Mapping[str, StoredTensor]) -> N
 
 
 def _are_same(one: StoredTensor, other: StoredTensor) -> bool:
-    facts = [(tensor.dtype, tensor.shape, tensor.num_bytes) for tensor in (one, other)]
-    return facts[0] == facts[1] and all(map(eq, _blocks(one), _blocks(other)))
+    if (one.dtype, one.shape, one.num_bytes) != (other.dtype, other.shape, other.num_bytes):
+        return False
+    return all(map(eq, _blocks(one), _blocks(other)))
 
 
 def _blocks(tensor: StoredTensor) -> Iterator[bytes]:

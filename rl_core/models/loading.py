@@ -9,7 +9,7 @@ import copy
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import torch
 import transformers
@@ -70,7 +70,8 @@ def load_causal_lm(path: Path, dtype: torch.dtype) -> transformers.PreTrainedMod
         )
     for name, weight in model.named_parameters():
         refuse_not_finite(path, name, weight)
-    return cast("transformers.PreTrainedModel", model)
+    loaded: transformers.PreTrainedModel = model
+    return loaded
 
 
 def load_actor(
@@ -117,13 +118,15 @@ def checkpoint_gradients(model: transformers.PreTrainedModel) -> None:
 
 def copy_sharing_frozen(model: Module) -> Module:
     """Returns a copy with trainable weights of its own, which shares the frozen ones' tensors."""
-    return copy.deepcopy(model, {id(x): x for x in model.parameters() if not x.requires_grad})
+    shared = {id(weight): weight for weight in model.parameters() if not weight.requires_grad}
+    return copy.deepcopy(model, shared)
 
 
 def make_critic(actor: transformers.PreTrainedModel) -> Critic:
     """Returns a critic that starts from an actor, with a value head of zeros."""
     backbone = copy_sharing_frozen(actor.get_decoder())
-    return Critic(backbone, actor.config.get_text_config().hidden_size).to(actor.device)
+    critic = Critic(backbone, actor.config.get_text_config().hidden_size)
+    return critic.to(next(actor.parameters()).device)
 
 
 @dataclass(frozen=True)

@@ -39,9 +39,8 @@ class StopTexts:
         self._tokenizer = load_tokenizer(str(model_path))
         token_texts = self._tokenizer.batch_decode([[i] for i in range(len(self._tokenizer))])
         ends = {text[-1] for text in texts}
-        self._candidates = torch.tensor(
-            [i for i, text in enumerate(token_texts) if ends & set(text)], device="cpu"
-        )
+        candidates = [i for i, text in enumerate(token_texts) if ends & set(text)]
+        self._candidates = torch.tensor(candidates, device="cpu")
         # A token has at least one byte, so this many tokens hold any of the texts.
         self._longest = max(len(text.encode()) for text in texts)
 

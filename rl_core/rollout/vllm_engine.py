@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -165,15 +165,7 @@ class VllmEngine(RolloutEngine):
                     (positions.pop(output.request_id), output.outputs[0]) for output in outputs
                 ]
                 for i, output in ended:
-                    yield (
-                        i,
-                        Completion(
-                            response_ids=np.array(output.token_ids, dtype=np.int64),
-                            logprobs=np.array(output.logprobs.logprobs, dtype=np.float32),
-                            finish_reason=output.finish_reason,
-                            policy_version=self.policy_version,
-                        ),
-                    )
+                    yield i, _completion(output, self.policy_version)
         except GeneratorExit:  # the caller needs no more
             engine.abort_request(list(positions))
             self._go_to_sleep()
@@ -263,6 +255,15 @@ class VllmEngine(RolloutEngine):
             flat_logprobs=True,
             detokenize=bool(sampling.stop),
         )
+
+
+def _completion(output: Any, policy_version: int) -> Completion:
+    return Completion(
+        response_ids=np.array(output.token_ids, dtype=np.int64),
+        logprobs=np.array(output.logprobs.logprobs, dtype=np.float32),
+        finish_reason=cast("Literal['stop', 'length']", output.finish_reason),
+        policy_version=policy_version,
+    )
 
 
 def _undisturbed(build: Callable[[], LLM]) -> LLM:
