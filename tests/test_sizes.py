@@ -12,7 +12,7 @@ from tests.support.walk import Walk
 
 MOST = {
     # what is counted: (at most, aim)
-    "statements of the product": (26_019, 18_000),
+    "statements of the product": (26_021, 18_000),
     "lines of tests": (47_400, 36_000),
     "lines of a file": (400, 400),
     "lines of a function": (72, 90),
@@ -28,7 +28,7 @@ ROOMS = {
     "rl_core/algos": (305, 52),
     "rl_core/checkpoints": (464, 34),
     "rl_core/config": (548, 42),
-    "rl_core/data": (1_331, 88),
+    "rl_core/data": (1_333, 88),
     "rl_core/envs": (1_857, 141),
     "rl_core/evaluation": (349, 38),
     "rl_core/learner": (1_120, 46),

@@ -223,6 +223,8 @@ def _local_files(given: str, name: str) -> list[Path]:
         files = [file for file in matches if file.is_file()]
     except OSError as error:
         raise ValueError(f"{given}: not readable ({error.strerror})") from error
+    if matches and not files:
+        raise ValueError(f"{given} is no plain file: write its rows into one")
     if not files:
         raise ValueError(f"{given}: there is no such file; a relative path starts at {Path.cwd()}")
     for file in files:

@@ -75,7 +75,7 @@ def test_globs_stand_for_their_files_by_name(tmp_path, monkeypatch):
         ("rows.csv", "rows.csv is of a kind that is not read: give parquet or JSON lines"),
         ("*.csv", "rows.csv is of a kind"),
         ("x" * 300, "not readable"),
-        ("pipe", "there is no such file"),
+        ("pipe", "pipe is no plain file: write its rows into one"),
     ],
 )
 def test_names_that_stand_for_nothing(tmp_path, monkeypatch, name, words):
