@@ -12,7 +12,7 @@ from tests.support.walk import Walk
 
 MOST = {
     # what is counted: (at most, aim)
-    "statements of the product": (26_021, 18_000),
+    "statements of the product": (26_022, 18_000),
     "lines of tests": (47_400, 36_000),
     "lines of a file": (400, 400),
     "lines of a function": (72, 90),
@@ -51,7 +51,7 @@ ROOMS = {
     "tasks/report_page": (541, 42),
     "tasks/supervision": (397, 12),
     "flows": (456, 27),
-    "flows/cli": (2_055, 94),
+    "flows/cli": (2_056, 94),
     "flows/prefect_patches": (323, 18),
     "flows/runs": (476, 24),
     "flows/settings": (306, 21),

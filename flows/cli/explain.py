@@ -17,7 +17,7 @@ from flows.cli.reply import give
 from flows.cli.terminal import say
 from flows.errors import BadInputError
 from flows.settings.compose import compose, read_preset
-from flows.settings.keys import CHOICES, CONF, PRESETS, check_choice, check_key
+from flows.settings.keys import CHOICES, CONF, PRESETS, check_choice, check_key, setting_of
 from rl_core.config.mistakes import of_another_env
 from rl_core.config.run import RunConfig
 from rl_core.config.unread import unread_settings
@@ -200,7 +200,8 @@ def all_settings() -> tuple[Setting, ...]:
 
 def find_settings(key: str) -> list[Setting]:
     """Returns the settings of that name (ours or verl's) in all envs, or those of a group."""
-    return [s for s in all_settings() if f"{s.key}.".startswith(f"{NAMES.get(key, key)}.")]
+    ours = setting_of(NAMES.get(key, key))
+    return [s for s in all_settings() if f"{s.key}.".startswith(f"{ours}.")]
 
 
 def in_words(setting: Setting) -> str:
