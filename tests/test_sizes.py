@@ -12,7 +12,7 @@ from tests.support.walk import Walk
 
 MOST = {
     # what is counted: (at most, aim)
-    "statements of the product": (25_868, 18_000),
+    "statements of the product": (25_872, 18_000),
     "lines of tests": (47_300, 36_000),
     "lines of a file": (400, 400),
     "lines of a function": (72, 90),
@@ -39,14 +39,14 @@ ROOMS = {
     "rl_core/runs": (742, 61),
     "rl_core/sft": (534, 26),
     "rl_core/storage": (624, 34),
-    "rl_core/system": (1_620, 159),
+    "rl_core/system": (1_622, 159),
     "rl_core/tracking": (716, 36),
     "rl_core/workers": (1_125, 31),
     "tasks": (1_816, 104),
     "tasks/audit": (589, 26),
     "tasks/importers": (1_217, 35),
     "tasks/prefect_ui": (480, 40),
-    "tasks/preflight_checks": (804, 40),
+    "tasks/preflight_checks": (806, 40),
     "tasks/queries": (599, 39),
     "tasks/report_page": (541, 42),
     "tasks/supervision": (397, 12),
