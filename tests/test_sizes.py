@@ -12,7 +12,7 @@ from tests.support.walk import Walk
 
 MOST = {
     # what is counted: (at most, aim)
-    "statements of the product": (26_022, 18_000),
+    "statements of the product": (26_026, 18_000),
     "lines of tests": (47_400, 36_000),
     "lines of a file": (400, 400),
     "lines of a function": (72, 90),
@@ -39,14 +39,14 @@ ROOMS = {
     "rl_core/runs": (742, 61),
     "rl_core/sft": (550, 30),
     "rl_core/storage": (624, 34),
-    "rl_core/system": (1_632, 159),
+    "rl_core/system": (1_634, 159),
     "rl_core/tracking": (716, 36),
     "rl_core/workers": (1_125, 31),
     "tasks": (1_817, 104),
     "tasks/audit": (589, 26),
     "tasks/importers": (1_236, 36),
     "tasks/prefect_ui": (480, 40),
-    "tasks/preflight_checks": (804, 40),
+    "tasks/preflight_checks": (806, 40),
     "tasks/queries": (599, 39),
     "tasks/report_page": (541, 42),
     "tasks/supervision": (397, 12),

@@ -5,6 +5,7 @@ run, `process_environment` by each Ray actor for itself. Code that starts a proc
 `environment_of_child`, which holds only the credentials that the process needs.
 """
 
+import atexit
 import gc
 import os
 import re
@@ -185,6 +186,7 @@ def importing() -> Iterator[None]:
         yield
     finally:
         gc.freeze()
+        atexit.register(gc.unfreeze)  # else nanobind's modules call what is left a leak
         gc.enable()
 
 

@@ -23,6 +23,7 @@ from rl_core.models.folder_check import check_model_folder, refuse_for_vllm
 from rl_core.sft.named_data import check_rows, check_sft
 from rl_core.system.model_folder import weight_files
 from rl_core.system.network import hubs_are_off, why_unreachable
+from rl_core.system.process_env import importing
 from rl_core.system.words import GIB, as_path, counted, cut, disk_size, printable
 from rl_core.types import Problem
 from tasks.preflight_checks import Finding, fatal, ok, refused, warning
@@ -129,12 +130,12 @@ def _template_findings(config: RunConfig, folder: Path) -> Iterator[Finding]:
 
 def _check(folder: Path, config: RunConfig) -> str:
     """Returns the findings about a model that is here; ValueError if it cannot be trained."""
+    with importing():
+        from rl_core.data.prompts import load_tokenizer
+        from rl_core.rollout.model_files import check_finite, stop_token_ids  # bring torch
     check_model_folder(folder)
     if config.rollout.engine == "vllm":
         refuse_for_vllm(folder)
-    from rl_core.data.prompts import load_tokenizer
-    from rl_core.rollout.model_files import check_finite, stop_token_ids  # bring torch
-
     stops = load_tokenizer(str(folder)).convert_ids_to_tokens(stop_token_ids(folder))
     ends = f"responses end with {' or '.join(map(printable, stops))}"
     num_bytes = sum((folder / name).stat().st_size for name in weight_files(folder))
