@@ -12,7 +12,7 @@ from tests.support.walk import Walk
 
 MOST = {
     # what is counted: (at most, aim)
-    "statements of the product": (25_847, 18_000),
+    "statements of the product": (25_853, 18_000),
     "lines of tests": (47_300, 36_000),
     "lines of a file": (400, 400),
     "lines of a function": (72, 90),
@@ -35,7 +35,7 @@ ROOMS = {
     "rl_core/models": (972, 66),
     "rl_core/resources": (1_008, 102),
     "rl_core/rewards": (675, 30),
-    "rl_core/rollout": (898, 34),
+    "rl_core/rollout": (904, 34),
     "rl_core/runs": (742, 61),
     "rl_core/sft": (534, 26),
     "rl_core/storage": (624, 34),

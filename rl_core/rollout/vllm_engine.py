@@ -106,6 +106,7 @@ class VllmEngine(RolloutEngine):
             # Only responses of several turns end at texts (`env.stop`).
             "skip_tokenizer_init": config.env.max_turns == 1,
             "trust_remote_code": False,
+            "hf_overrides": _overrides(model_config),
             "load_format": "safetensors",  # never a pickle, which could execute code
             "generation_config": "vllm",  # no sampling defaults hidden in the model folder
             "dtype": config.compute_dtype,
@@ -290,6 +291,15 @@ def _inspect_in_process(config: Any) -> None:
         entry = ModelRegistry.models.get(architecture)
         if entry is not None and hasattr(entry, "module_name"):
             ModelRegistry.register_model(architecture, entry.load_model_cls())
+
+
+def _overrides(config: Any) -> dict[str, int]:
+    """Returns the settings of config.json that vLLM reads otherwise than transformers, mended."""
+    if config.model_type == "gpt_bigcode" and config.multi_query:
+        return {"num_key_value_heads": 1}
+    if config.model_type == "cohere2":
+        return {"sliding_window": config.sliding_window - 1}  # vLLM's is longer by a token
+    return {}
 
 
 @contextmanager
