@@ -33,7 +33,7 @@ _LOGIT_CHANGE: Final = "logits_mup_width_multiplier"
 _HALVES: Final = ("encoder_layers", "audio_vocab_size")
 """Settings of decoders that continue something else than their own text."""
 
-_WRONG_IN_VLLM: Final = ("diffllama", "doge", "gemma3n_text", "youtu")
+_WRONG_IN_VLLM: Final = ("diffllama", "doge", "gemma3n_text", "hrm_text", "youtu")
 """Kinds whose small models showed it with vLLM 0.32, see docs/models.md."""
 
 Expected = dict[str, tuple[str, tuple[int, ...]]]
