@@ -68,7 +68,7 @@ def refuse_for_vllm(folder: Path) -> None:
         "it is a mixture of experts, whose weights vLLM does not replace rightly during training": (
             any(".experts." in name or "_moe." in name for name in names)
         ),
-        f"model_type={kind!r} reads pictures, too, and vLLM lacks packages for these here": (
+        f"model_type={kind!r} reads pictures, too: vLLM needs torchvision, left out here": (
             "text_config" in config
         ),
         f"vLLM computes model_type={kind!r} otherwise than transformers, or not at all": (
