@@ -155,6 +155,7 @@ def test_a_killed_night_is_told_of_and_goes_on_from_the_same_champion(place, sur
     wait_for(lambda: not night.processes(), limit_s=60)
 
     wait_for(lambda: night.is_in("Crashed"))
+    time.sleep(_WORKERS_SAY_S)  # as above
     assert night.retry() == "ACCEPT"
     wait_for(lambda: night.read()["run_count"] == 2)
     night.ends()
