@@ -315,7 +315,7 @@ def test_no_flow_lets_an_error_out_with_a_secret(one, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", SECRET)
     state = one(overrides=(f"run_id='{SECRET}/x'",), return_state=True)
     assert state.is_failed()
-    assert "run_id=***/x: String should match" in str(state.message)
+    assert "run_id=***/x: use letters, digits" in str(state.message)
 
 
 def test_a_live_artifact_is_one_that_changes():
