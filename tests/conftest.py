@@ -61,7 +61,7 @@ ui_buttons trainer nights ranks supervisor gpu_check flips faults readme memory_
 cluster server engines run evaluate_checkpoint kept machines own_algorithms go_on elastic_engines
 storage hostile_answers two_workers flow_run_page third_env
 """
-"""Files of the slow tier that take minutes, longest first; beside one that waits, one computes."""
+"""Files of the slow tier that take minutes, longest first: while one waits, another computes."""
 
 
 def pytest_collection_finish() -> None:
