@@ -244,7 +244,8 @@ class _Processes(AbstractContextManager["_Processes"]):
         for signum in _STOPS:
             signal.signal(signum, signal.SIG_IGN)  # this is the stop
         if self._started:
-            say("stopping")
+            with suppress(OSError):  # the terminal may be gone
+                say("stopping")
         server = self._started.pop("server", None)
         keeps = [] if server is None else [server.pid]
         for process in self._started.values():

@@ -241,6 +241,19 @@ def test_what_ends_again_and_again_is_given_up(name, tmp_path, monkeypatch, caps
     assert str(caught.value).endswith("broken | broken | broken")
 
 
+def test_it_stops_what_it_started_where_its_terminal_is_gone(tmp_path, monkeypatch):
+    monkeypatch.setattr(serve, "_PREFECT", (sys.executable, "-c", "import time; time.sleep(99)"))
+    monkeypatch.setattr(serve, "_STOPS", ())
+    reader, writer = os.pipe()
+    os.close(reader)
+    with suppress(BrokenPipeError), os.fdopen(writer, "w", buffering=1) as nowhere:
+        monkeypatch.setattr(sys, "stdout", nowhere)
+        with temporary_settings({PREFECT_HOME: tmp_path}), serve._Processes() as processes:
+            processes.start("worker")
+            worker = processes._started["worker"]
+    assert worker.poll() is not None
+
+
 def automation(**changes: Any) -> AutomationCore:
     data = yaml.safe_load((ROOT / "deployments" / "automations.yaml").read_text())
     lost: dict[str, Any] = data["automations"][0]
