@@ -1,4 +1,4 @@
-"""Making the Countdown data set, ours beside another way: CPU seconds and peak memory.
+"""Making the Countdown data set, compared with another way: CPU seconds and peak memory.
 
     .venv/bin/python benchmarks/data.py [--rows 327680] [--rounds 3]
 

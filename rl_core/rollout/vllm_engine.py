@@ -298,7 +298,7 @@ def _overrides(config: Any) -> dict[str, int]:
     """Returns the settings of config.json that vLLM reads otherwise than transformers, mended."""
     if config.model_type == "gpt_bigcode" and config.multi_query:
         return {"num_key_value_heads": 1}
-    if config.model_type == "cohere2":
+    if config.model_type == "cohere2" and config.sliding_window:
         return {"sliding_window": config.sliding_window - 1}  # vLLM's is longer by a token
     return {}
 
